@@ -201,7 +201,7 @@ func TestClusterAsRedis(t *testing.T) {
 func (c *twinCluster) publishes() {
 	n := c.nodes[0]
 	for _, setting := range [][]any{{"CONFIG", "SET", "repl-ping-replica-period", "3600"}, {"DEBUG", "SET-ACTIVE-EXPIRE", "0"}} {
-		n.doing()(setting...)
+		n.do(setting...)
 	}
 	for _, command := range []string{"PUBLISH", "SPUBLISH"} {
 		before := n.info("master_repl_offset")
@@ -234,12 +234,12 @@ func (c *twinCluster) subscriptionsEnd() {
 		func() { m.finish() },
 		func() {
 			replica := c.nodes[3-from]
-			replica.doing()("CLUSTER", "FAILOVER", "TAKEOVER")
+			replica.do("CLUSTER", "FAILOVER", "TAKEOVER")
 			replica.sim.Promote()
 			c.sim.Nodes[1-from].Follow(replica.sim)
 		},
 		func() { // until the new master has heard of its replica
-			do := c.nodes[3-from].doing()
+			do := c.nodes[3-from].do
 			require.Eventually(c.t, func() bool {
 				return len(do("CLUSTER", "REPLICAS", do("CLUSTER", "MYID")).([]any)) == 1
 			}, 10*time.Second, time.Millisecond)
@@ -257,7 +257,7 @@ func (c *twinCluster) subscriptionsEnd() {
 		}, 10*time.Second, time.Millisecond)
 		for _, n := range c.nodes {
 			if n.sim == c.sim.MasterOf(channel) {
-				n.doing()("SPUBLISH", channel, "m")
+				n.do("SPUBLISH", channel, "m")
 				doing(c.t, n.sim)("SPUBLISH", channel, "m")
 			}
 		}

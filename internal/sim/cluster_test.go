@@ -43,8 +43,7 @@ func TestSlotMoves(t *testing.T) {
 			assert.Equal(t, want, trips)
 			trips = nil
 		}
-		_, err := try(l, "A")
-		require.NoError(t, err)
+		answer(t, l, "A")
 		reaches(from)
 
 		m := c.Migrate("k", to)
@@ -53,8 +52,7 @@ func TestSlotMoves(t *testing.T) {
 		assert.True(t, ok)
 		reaches(from)
 		m.MoveKeys("k")
-		_, err = try(l, "B") // TRYAGAIN; then who the holder is
-		require.NoError(t, err)
+		answer(t, l, "B") // TRYAGAIN; then who the holder is
 		reaches(from, from, to)
 		ok, err = l.Renew(context.Background(), "k", "A", time.Minute)
 		require.NoError(t, err)
@@ -62,16 +60,13 @@ func TestSlotMoves(t *testing.T) {
 		reaches(from, to)
 		m.MoveKeys()
 		assert.Empty(t, from.Keys())
-		_, err = try(l, "B")
-		require.NoError(t, err)
+		answer(t, l, "B")
 		reaches(from, to, from, to)
 		m.Finish()
-		a, err := try(l, "B")
-		require.NoError(t, err)
+		a := answer(t, l, "B")
 		assert.Equal(t, "A", a.Holder)
 		reaches(from, to)
-		_, err = try(l, "B")
-		require.NoError(t, err)
+		answer(t, l, "B")
 		reaches(to)
 	})
 }
@@ -130,8 +125,7 @@ func TestWaiterFollows(t *testing.T) {
 				c := sim.NewCluster(3, 1)
 				holder, conn := dial(t, c.Nodes[0])
 				waiter, conn2 := dial(t, c.Nodes[1])
-				_, err := try(holder, "A")
-				require.NoError(t, err)
+				answer(t, holder, "A")
 				served := waits(t, waiter)
 				time.Sleep(2500 * ms)
 				move(t, c, []*sim.Conn{conn, conn2})

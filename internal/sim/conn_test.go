@@ -3,7 +3,6 @@ package sim_test
 import (
 	"context"
 	"errors"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,45 +16,9 @@ import (
 	"github.com/dlock-go/dlock/internal/sim"
 )
 
-// A network is a server and its clients in a bubble, with fates that a test changes.
-type network struct {
-	*testing.T
-	server *sim.Server
-
-	mu   sync.Mutex
-	fate func(sim.Trip) sim.Fate
-}
-
-// setFate changes what becomes of all trips from now on.
-func (n *network) setFate(fate func(sim.Trip) sim.Fate) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.fate = fate
-}
-
-func inNetwork(t *testing.T, test func(n *network)) {
-	bubble.Test(t, func(t *testing.T) { test(&network{T: t, server: sim.NewServer()}) })
-}
-
-// client returns one more client. It is closed when the test ends.
-func (n *network) client() (*rediscore.Locker, *sim.Conn) {
-	return dialWith(n.T, n.server, func(trip sim.Trip) sim.Fate {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		if n.fate == nil {
-			return sim.Fate{Request: sim.Leg{Delay: time.Millisecond}, Reply: sim.Leg{Delay: time.Millisecond}}
-		}
-		return n.fate(trip)
-	})
-}
-
-func (n *network) holder(key string) string {
-	v, err := n.server.Do("GET", key)
-	require.NoError(n, err)
-	if v == nil {
-		return ""
-	}
-	return v.(string)
+// slow is a network in which each leg takes a millisecond.
+func slow(sim.Trip) sim.Fate {
+	return sim.Fate{Request: sim.Leg{Delay: ms}, Reply: sim.Leg{Delay: ms}}
 }
 
 // waits lets a client wait for k, and returns when it was granted.
@@ -87,6 +50,14 @@ func try(l *rediscore.Locker, token string) (dlock.Attempt, error) {
 	return l.TryAcquire(ctx, "k", token, time.Minute)
 }
 
+// answer is that to an attempt.
+func answer(t *testing.T, l *rediscore.Locker, token string) dlock.Attempt {
+	t.Helper()
+	a, err := try(l, token)
+	require.NoError(t, err)
+	return a
+}
+
 func TestFates(t *testing.T) {
 	for name, c := range map[string]struct {
 		fate     sim.Fate
@@ -100,14 +71,14 @@ func TestFates(t *testing.T) {
 		"held back":    {sim.Fate{Request: sim.Leg{Until: make(chan struct{})}}, 0, 3 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inNetwork(t, func(n *network) {
-				l, _ := n.client()
+			bubble.Test(t, func(t *testing.T) {
 				if c.fate.Request.Until != nil {
 					until := make(chan struct{})
 					c.fate.Request.Until = until
 					time.AfterFunc(3*time.Second, func() { close(until) })
 				}
-				n.setFate(func(sim.Trip) sim.Fate { return c.fate })
+				server := sim.NewServer()
+				l, _ := dialWith(t, server, func(sim.Trip) sim.Fate { return c.fate })
 				begun := time.Now()
 				a, err := try(l, "A")
 				if c.answered > 0 {
@@ -121,13 +92,13 @@ func TestFates(t *testing.T) {
 				if c.reached > 0 {
 					time.Sleep(time.Until(begun.Add(c.reached - time.Microsecond)))
 					if c.reached > time.Since(begun) {
-						assert.Empty(t, n.holder("k"))
+						assert.Empty(t, get(t, server, "k"))
 					}
-					time.Sleep(time.Millisecond)
-					assert.Equal(t, "A", n.holder("k"))
+					time.Sleep(ms)
+					assert.Equal(t, "A", get(t, server, "k"))
 				} else {
 					time.Sleep(time.Hour)
-					assert.Empty(t, n.holder("k"))
+					assert.Empty(t, get(t, server, "k"))
 				}
 			})
 		})
@@ -136,35 +107,35 @@ func TestFates(t *testing.T) {
 
 // A release hands the lock over in one round trip: its request, and the message.
 func TestHandoverTakesOneRoundTrip(t *testing.T) {
-	inNetwork(t, func(n *network) {
-		holder, _ := n.client()
-		waiter, _ := n.client()
-		_, err := try(holder, "A")
-		require.NoError(t, err)
-		served := waits(n.T, waiter)
+	bubble.Test(t, func(t *testing.T) {
+		server := sim.NewServer()
+		holder, _ := dialWith(t, server, slow)
+		waiter, _ := dialWith(t, server, slow)
+		answer(t, holder, "A")
+		served := waits(t, waiter)
 		time.Sleep(10 * time.Second)
-		assert.Equal(t, 2*time.Millisecond, handsOver(n.T, holder, served))
+		assert.Equal(t, 2*ms, handsOver(t, holder, served))
 	})
 }
 
 // A message that is lost, or a subscription that is cut, is made good by the next check-in.
 func TestLostMessages(t *testing.T) {
-	for name, lose := range map[string]func(n *network, waiter *sim.Conn){
-		"message": func(n *network, _ *sim.Conn) {
-			n.setFate(func(t sim.Trip) sim.Fate { return sim.Fate{Reply: sim.Leg{Lost: t.Message != ""}} })
+	for name, lose := range map[string]func(t *testing.T, waiter *sim.Conn){
+		"message": func(t *testing.T, waiter *sim.Conn) {
+			waiter.Hold(t, func(t sim.Trip) bool { return t.Message != "" })
 		},
-		"cut": func(_ *network, waiter *sim.Conn) { waiter.Cut() },
+		"cut": func(_ *testing.T, waiter *sim.Conn) { waiter.Cut() },
 	} {
 		t.Run(name, func(t *testing.T) {
-			inNetwork(t, func(n *network) {
-				holder, _ := n.client()
-				waiter, conn := n.client()
-				_, err := try(holder, "A")
-				require.NoError(t, err)
-				served := waits(n.T, waiter)
+			bubble.Test(t, func(t *testing.T) {
+				server := sim.NewServer()
+				holder, _ := dialWith(t, server, slow)
+				waiter, conn := dialWith(t, server, slow)
+				answer(t, holder, "A")
+				served := waits(t, waiter)
 				time.Sleep(time.Second)
-				lose(n, conn)
-				assert.Less(t, handsOver(n.T, holder, served), 3*time.Second)
+				lose(t, conn)
+				assert.Less(t, handsOver(t, holder, served), 3*time.Second)
 			})
 		})
 	}
@@ -179,41 +150,40 @@ func TestServerFaults(t *testing.T) {
 		"full":      {Full: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inNetwork(t, func(n *network) {
-				l, _ := n.client()
-				n.server.SetFaults(f)
+			bubble.Test(t, func(t *testing.T) {
+				server := sim.NewServer()
+				l, _ := dialWith(t, server, slow)
+				server.SetFaults(f)
 				_, err := try(l, "A")
 				require.Error(t, err)
 				assert.True(t, dlock.NoEffect(err), "%v", err)
-				n.server.SetFaults(sim.Faults{})
-				a, err := try(l, "A")
-				require.NoError(t, err)
+				server.SetFaults(sim.Faults{})
+				a := answer(t, l, "A")
 				assert.True(t, a.Acquired)
-				n.server.SetFaults(sim.Faults{Full: true})
+				server.SetFaults(sim.Faults{Full: true})
 				held, err := l.Release(context.Background(), "k", "A")
 				require.NoError(t, err, "a full server releases")
 				assert.True(t, held)
 			})
 		})
 	}
-	inNetwork(t, func(n *network) {
-		l, _ := n.client()
-		before, err := try(l, "A")
-		require.NoError(t, err)
-		n.server.Restart()
-		assert.Empty(t, n.server.Keys())
-		n.server.SetClock(-time.Hour)
-		back, err := try(l, "A")
-		require.NoError(t, err)
+	bubble.Test(t, func(t *testing.T) {
+		server := sim.NewServer()
+		l, _ := dialWith(t, server, slow)
+		before := answer(t, l, "A")
+		server.Restart()
+		assert.Empty(t, server.Keys())
+		server.SetClock(-time.Hour)
+		back := answer(t, l, "A")
 		assert.Less(t, back.Fence, before.Fence, "nothing is left of the counter, and the clock is behind")
 	})
 }
 
 // A closed Conn leaves nothing behind, whatever was held back.
 func TestCloseEndsAll(t *testing.T) {
-	inNetwork(t, func(n *network) {
-		l, conn := n.client()
-		n.setFate(func(sim.Trip) sim.Fate { return sim.Fate{Request: sim.Leg{Until: make(chan struct{})}} })
+	bubble.Test(t, func(t *testing.T) {
+		server := sim.NewServer()
+		l, conn := dialWith(t, server, func(sim.Trip) sim.Fate { return sim.Fate{Request: sim.Leg{Until: make(chan struct{})}} })
 		failed := make(chan error, 2)
 		go func() { _, err := l.TryAcquire(context.Background(), "k", "A", time.Minute); failed <- err }()
 		go func() { _, err := l.Acquire(context.Background(), "k2", "A", time.Minute); failed <- err }()
@@ -224,7 +194,7 @@ func TestCloseEndsAll(t *testing.T) {
 		}
 		_, err := try(l, "A")
 		assert.ErrorIs(t, err, dlock.ErrClosed)
-		assert.Empty(t, n.server.Keys())
+		assert.Empty(t, server.Keys())
 	})
 }
 
@@ -260,27 +230,26 @@ func TestHeldCalls(t *testing.T) {
 		"too late":           {func(h *sim.Held) { time.Sleep(time.Minute); h.Execute() }, dlock.Attempt{}, context.DeadlineExceeded, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inNetwork(t, func(n *network) {
-				l, conn := n.client()
-				h := conn.Hold(n, func(t sim.Trip) bool { return t.Calls[0].Args[0] == "A" })
-				_, err := try(l, "B")
-				require.NoError(t, err, "another call")
-				_, err = l.Release(n.Context(), "k", "B")
+			bubble.Test(t, func(t *testing.T) {
+				server := sim.NewServer()
+				l, conn := dialWith(t, server, slow)
+				h := conn.Hold(t, func(t sim.Trip) bool { return t.Calls[0].Args[0] == "A" })
+				answer(t, l, "B")
+				_, err := l.Release(t.Context(), "k", "B")
 				require.NoError(t, err)
-				require.False(t, h.Came())
 				var a dlock.Attempt
 				done := make(chan struct{})
 				go func() { a, err = try(l, "A"); close(done) }()
 				h.Await()
-				assert.Empty(t, n.holder("k"))
+				assert.Empty(t, get(t, server, "k"))
 				c.direct(h)
 				<-done
 				a.Fence = 0
 				assert.Equal(t, c.want, a)
 				assert.ErrorIs(t, err, c.err)
-				assert.Equal(t, c.taken, n.holder("k") == "A")
+				assert.Equal(t, c.taken, get(t, server, "k") == "A")
 				h.Execute()
-				assert.Equal(t, "A", n.holder("k"), "a late request")
+				assert.Equal(t, "A", get(t, server, "k"), "a late request")
 			})
 		})
 	}
@@ -288,21 +257,21 @@ func TestHeldCalls(t *testing.T) {
 
 // A message and a subscription can be held back too, and a message can come twice.
 func TestHeldMessages(t *testing.T) {
-	inNetwork(t, func(n *network) {
-		_, conn := n.client()
-		n.setFate(func(sim.Trip) sim.Fate { return sim.Fate{} })
-		subscription := conn.Hold(n, func(t sim.Trip) bool { return t.Calls == nil })
+	bubble.Test(t, func(t *testing.T) {
+		server := sim.NewServer()
+		_, conn := dial(t, server)
+		subscription := conn.Hold(t, func(t sim.Trip) bool { return t.Calls == nil })
 		var heard []string
-		go conn.Listen(n.Context(), "c", true, func(e rediscore.Event) { heard = append(heard, e.Payload) })
+		go conn.Listen(t.Context(), "c", true, func(e rediscore.Event) { heard = append(heard, e.Payload) })
 		publish := func(text string) int64 {
-			count, err := n.server.Do("SPUBLISH", "c", text)
+			count, err := server.Do("SPUBLISH", "c", text)
 			require.NoError(t, err)
 			return count.(int64)
 		}
 		subscription.Await()
 		require.Zero(t, publish("early"))
 		subscription.Answer()
-		first := conn.Hold(n, func(t sim.Trip) bool { return t.Message == "first" })
+		first := conn.Hold(t, func(t sim.Trip) bool { return t.Message == "first" })
 		require.EqualValues(t, 1, publish("first"))
 		publish("second")
 		first.Deliver()

@@ -51,14 +51,6 @@ func (c *Conn) fateLocked(t Trip) Fate {
 	return Fate{Request: Leg{Until: h.over}, Results: h.results}
 }
 
-// Came reports whether the trip has begun.
-func (h *Held) Came() bool {
-	if !h.came() {
-		synctest.Wait()
-	}
-	return h.came()
-}
-
 func (h *Held) came() bool {
 	h.conn.mu.Lock()
 	defer h.conn.mu.Unlock()
@@ -68,8 +60,10 @@ func (h *Held) came() bool {
 // Await fails the test if the trip has not begun.
 func (h *Held) Await() *Held {
 	h.t.Helper()
-	if !h.Came() {
-		h.t.Fatal("what is to be held back has not come")
+	if !h.came() {
+		if synctest.Wait(); !h.came() {
+			h.t.Fatal("what is to be held back has not come")
+		}
 	}
 	return h
 }

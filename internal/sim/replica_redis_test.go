@@ -47,7 +47,7 @@ func (p *pair) restart() {
 func (w *twins) info(field string) (values [2]string) {
 	w.t.Helper()
 	match := regexp.MustCompile(`\b` + field + `:(\S+)`)
-	for i, do := range []func(args ...any) any{w.doing(), doing(w.t, w.sim)} {
+	for i, do := range []func(args ...any) any{w.do, doing(w.t, w.sim)} {
 		found := match.FindStringSubmatch(do("INFO", "replication").(string))
 		require.NotNil(w.t, found, field)
 		values[i] = found[1]
@@ -174,7 +174,7 @@ func TestWaitAsRedis(t *testing.T) {
 	p.process.Suspend()
 	p.replica.sim.SetLink(sim.Link{Cut: true})
 	p.waits(1, soon, "0", acquire)
-	if info := p.doing()("INFO", "server").(string); regexp.MustCompile(`redis_version:(6|7\.0)\.`).MatchString(info) {
+	if info := p.do("INFO", "server").(string); regexp.MustCompile(`redis_version:(6|7\.0)\.`).MatchString(info) {
 		l, conn := p.locker(1, soon)
 		refused(l)
 		require.Equal(t, []string{"0", "1"}, []string{conn.real, conn.simulated})
@@ -242,11 +242,11 @@ func TestPromotionAsRedis(t *testing.T) {
 	var waiting sync.WaitGroup
 	waiting.Go(func() { l.TryAcquire(t.Context(), "k2", "A", time.Minute) })
 	require.Eventually(t, func() bool {
-		return p.sim.Waits() && strings.Contains(p.doing()("INFO", "clients").(string), "blocked_clients:1\r")
+		return p.sim.Waits() && strings.Contains(p.do("INFO", "clients").(string), "blocked_clients:1\r")
 	}, 10*time.Second, time.Millisecond)
 	p.await()
 
-	p.replica.doing()("REPLICAOF", "NO", "ONE")
+	p.replica.do("REPLICAOF", "NO", "ONE")
 	p.replica.sim.Promote()
 	sameStates()
 	votes(p.replica, "k3")
@@ -255,12 +255,12 @@ func TestPromotionAsRedis(t *testing.T) {
 	p.twins.compareKeys("")
 
 	host, port, _ := net.SplitHostPort(p.process.Addr())
-	p.doing()("REPLICAOF", host, port)
+	p.do("REPLICAOF", host, port)
 	p.sim.Follow(p.replica.sim)
 	waiting.Wait()
 	require.Equal(t, []string{errUnblocked, errUnblocked}, []string{conn.real, conn.simulated})
 	require.Eventually(t, func() bool {
-		return strings.Contains(p.doing()("INFO", "replication").(string), "master_link_status:up")
+		return strings.Contains(p.do("INFO", "replication").(string), "master_link_status:up")
 	}, 10*time.Second, time.Millisecond)
 	sameStates()
 	p.twins.compareKeys("")

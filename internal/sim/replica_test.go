@@ -150,8 +150,7 @@ func TestLostAcknowledgement(t *testing.T) {
 		time.AfterFunc(50*ms, func() { assert.Equal(t, "A", get(t, replica, "k")) })
 		time.AfterFunc(60*ms, func() { replica.SetLink(sim.Link{Delay: 10 * ms}) })
 		begun := time.Now()
-		_, err := try(l, "A")
-		require.NoError(t, err)
+		answer(t, l, "A")
 		assert.Equal(t, 70*ms, time.Since(begun))
 	})
 }
@@ -281,8 +280,7 @@ func TestClientFollows(t *testing.T) {
 				next := old.NewReplica()
 				holder, conn := dial(t, old)
 				waiter, conn2 := dial(t, old)
-				_, err := try(holder, "A")
-				require.NoError(t, err)
+				answer(t, holder, "A")
 				served := waits(t, waiter)
 				time.Sleep(2500 * ms)
 				next.Promote()
@@ -292,7 +290,7 @@ func TestClientFollows(t *testing.T) {
 				synctest.Wait()
 				conn.Follow(next)
 				conn2.Follow(next)
-				err = <-failed
+				err := <-failed
 				assert.Error(t, err)
 				assert.False(t, dlock.NoEffect(err))
 				if !deaf {

@@ -20,9 +20,11 @@ const (
 	voterClauses    = "backend/memory TestVotes"
 )
 
-// clause is a row that the check of a clause must find.
-func clause(tests string, number int, name, text string, edits ...mutants.Edit) row {
-	return row{number: number, text: text, clause: tests + "/" + name, edits: edits}
+// clauses makes rows that the checks of clauses must find.
+func clauses(tests string) func(number int, name, text string, edits ...mutants.Edit) row {
+	return func(number int, name, text string, edits ...mutants.Edit) row {
+		return row{number: number, text: text, clause: tests + "/" + name, edits: edits}
+	}
 }
 
 // find runs the check of a clause with the fault planted in its program.
@@ -61,13 +63,7 @@ const (
 
 // clauseRows break each clause. Those with numbers up to 219 are rules, whose edits are made there.
 func clauseRows() []row {
-	of := func(number int, name, text string, edits ...mutants.Edit) row {
-		return clause(majorityClauses, number, name, text, edits...)
-	}
-	voter := func(number int, name, text string, edits ...mutants.Edit) row {
-		return clause(voterClauses, number, name, text, edits...)
-	}
-	edit := func(file, old, new string) mutants.Edit { return mutants.Edit{File: file, Old: old, New: new} }
+	of, voter := clauses(majorityClauses), clauses(voterClauses)
 	return []row{
 		of(201, "MoreThanHalf", "half of the nodes are enough"),
 		of(202, "DistinctNodes", "two addresses of one store are two nodes"),

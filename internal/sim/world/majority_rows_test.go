@@ -66,68 +66,68 @@ func majorityRows() []row {
 		return r
 	}
 	return []row{
-		rule(1, "Q nodes decide", mutants.Edit{File: redlockGo, Old: "\tl.claims.nodes = len(nodes)\n", New: "\tif l.claims.nodes = len(nodes); without(201) {\n\t\tl.quorum = len(nodes) / 2\n\t}\n"}),
-		rule(2, "nodes are different stores", mutants.Edit{File: "backend/redlock/node.go", Old: "if s := store(i); s != \"\" && s == store(j) {", New: "if s := store(i); s != \"\" && s == store(j) && !without(202) {"}),
+		rule(1, "Q nodes decide", edit(redlockGo, "\tl.claims.nodes = len(nodes)\n", "\tif l.claims.nodes = len(nodes); without(201) {\n\t\tl.quorum = len(nodes) / 2\n\t}\n")),
+		rule(2, "nodes are different stores", edit("backend/redlock/node.go", "if s := store(i); s != \"\" && s == store(j) {", "if s := store(i); s != \"\" && s == store(j) && !without(202) {")),
 		rule(3, "a lease is dated by the oldest of the Q latest votes",
-			mutants.Edit{File: votingGo, Old: "return b.Compare(a) })\n", New: "return b.Compare(a) })\n\tif without(203) {\n\t\tdates[v.l.quorum-1] = dates[0]\n\t}\n"}),
+			edit(votingGo, "return b.Compare(a) })\n", "return b.Compare(a) })\n\tif without(203) {\n\t\tdates[v.l.quorum-1] = dates[0]\n\t}\n")),
 		rule(4, "a TTL is shortened by the drift of clocks",
-			mutants.Edit{File: votingGo, Old: "return s.granted && time.Since(s.since) < v.ttl-v.ttl/100", New: "return s.granted && (time.Since(s.since) < v.ttl-v.ttl/100 || time.Since(s.since) < v.ttl && without(204))"},
-			mutants.Edit{File: "lease.go", Old: "{ return ttl/100 + 2*time.Millisecond }", New: "{\n\tif without(204) {\n\t\treturn 0\n\t}\n\treturn ttl/100 + 2*time.Millisecond\n}"}),
+			edit(votingGo, "return s.granted && time.Since(s.since) < v.ttl-v.ttl/100", "return s.granted && (time.Since(s.since) < v.ttl-v.ttl/100 || time.Since(s.since) < v.ttl && without(204))"),
+			edit("lease.go", "{ return ttl/100 + 2*time.Millisecond }", "{\n\tif without(204) {\n\t\treturn 0\n\t}\n\treturn ttl/100 + 2*time.Millisecond\n}")),
 		rule(5, "after a give-back, a node is asked for no vote of the token until it has answered",
 			mutants.Edit{File: votingGo, Old: "// ask makes a request", New: aside + "// ask makes a request"},
-			mutants.Edit{File: votingGo, Old: "\t\tcase kind == enqueued:\n\t\t\te.sent = time.Now()\n", New: `		case kind == passed && without(205):
+			edit(votingGo, "\t\tcase kind == enqueued:\n\t\t\te.sent = time.Now()\n", `		case kind == passed && without(205):
 			e.sent = time.Now()
 			v.aside(i, func(ctx context.Context, _ *node) { _, _ = call(ctx) })
 		case kind == enqueued:
 			e.sent = time.Now()
-`}),
+`)),
 		rule(6, "the answer to a vote that was asked for before a give-back does not count",
-			mutants.Edit{File: attemptGo, Old: "\t\tif s := &v.seats[i]; !s.flying && v.mayReturn(s) {\n", New: `		if v.seats[i].flying && !v.seats[i].granted && without(206) {
+			edit(attemptGo, "\t\tif s := &v.seats[i]; !s.flying && v.mayReturn(s) {\n", `		if v.seats[i].flying && !v.seats[i].granted && without(206) {
 			v.aside(i, func(ctx context.Context, n *node) { _, _ = n.pass(ctx, v.claim.key, v.claim.token, "", floor) })
 		}
 		if s := &v.seats[i]; !s.flying && v.mayReturn(s) {
-`},
-			mutants.Edit{File: queuedGo, Old: "\t\tif !w.mayReturn(s) {\n", New: `		if s.flying && (!s.granted && without(206) || w.mayReturn(s) && without(208)) {
+`),
+			edit(queuedGo, "\t\tif !w.mayReturn(s) {\n", `		if s.flying && (!s.granted && without(206) || w.mayReturn(s) && without(208)) {
 			w.aside(i, func(ctx context.Context, n *node) { _, _ = n.pass(ctx, w.claim.key, w.claim.token, token, w.l.floor()) })
 			continue
 		}
 		if !w.mayReturn(s) {
-`}),
+`)),
 		rule(7, "a release without an answer spoils the token on that node",
-			mutants.Edit{File: "backend/redlock/claim.go", Old: "\tif !s.spoilt {\n\t\ts.uses++\n\t}\n\treturn !s.spoilt\n", New: "\tif !s.spoilt || without(207) {\n\t\ts.uses++\n\t}\n\treturn !s.spoilt || without(207)\n"},
-			mutants.Edit{File: "backend/redlock/release.go", Old: "over := s.uses != uses ||", New: "over := s.uses != uses && !without(207) ||"}),
+			edit("backend/redlock/claim.go", "\tif !s.spoilt {\n\t\ts.uses++\n\t}\n\treturn !s.spoilt\n", "\tif !s.spoilt || without(207) {\n\t\ts.uses++\n\t}\n\treturn !s.spoilt || without(207)\n"),
+			edit("backend/redlock/release.go", "over := s.uses != uses ||", "over := s.uses != uses && !without(207) ||")),
 		rule(8, "the answer to a confirmation that was sent before a give-back does not count"),
 		rule(9, "a vote does not count from the moment its release is sent",
-			mutants.Edit{File: votingGo, Old: "\tv.seats[i].granted, v.seats[i].fresh = false, false\n", New: "\tif !without(209) {\n\t\tv.seats[i].granted, v.seats[i].fresh = false, false\n\t}\n"},
-			mutants.Edit{File: votingGo, Old: "\tcase passed:\n\t\ts.answered = false\n", New: "\tcase passed:\n\t\tif s.answered = false; without(209) {\n\t\t\ts.granted, s.fresh = false, false\n\t\t}\n"}),
+			edit(votingGo, "\tv.seats[i].granted, v.seats[i].fresh = false, false\n", "\tif !without(209) {\n\t\tv.seats[i].granted, v.seats[i].fresh = false, false\n\t}\n"),
+			edit(votingGo, "\tcase passed:\n\t\ts.answered = false\n", "\tcase passed:\n\t\tif s.answered = false; without(209) {\n\t\t\ts.granted, s.fresh = false, false\n\t\t}\n")),
 		rule(10, "a holder that repeats its attempt, and fails, gives back only votes that this attempt has cast",
-			mutants.Edit{File: attemptGo, Old: "(s.fresh || !v.mayHold()) }", New: "(s.fresh || !v.mayHold() || without(210)) }"}),
+			edit(attemptGo, "(s.fresh || !v.mayHold()) }", "(s.fresh || !v.mayHold() || without(210)) }")),
 		rule(11, "a young node does not say that a token has no lease",
-			mutants.Edit{File: votingGo, Old: "s.young, s.answered = time.Now().Add(wait), false\n", New: "s.young, s.answered = time.Now().Add(wait), false\n\t\ts.lacked = s.lacked || e.kind != confirmed && (e.fresh() || !b.Acquired) && without(211)\n\t\ts.answered = without(223)\n"}),
+			edit(votingGo, "s.young, s.answered = time.Now().Add(wait), false\n", "s.young, s.answered = time.Now().Add(wait), false\n\t\ts.lacked = s.lacked || e.kind != confirmed && (e.fresh() || !b.Acquired) && without(211)\n\t\ts.answered = without(223)\n")),
 		rule(12, "the vote of a young node does not count",
-			mutants.Edit{File: votingGo, Old: "if wait := v.l.young(b.Age); wait > 0 {", New: "if wait := v.l.young(b.Age); wait > 0 && !(e.kind != confirmed && without(212) || e.kind == confirmed && without(213)) {"}),
+			edit(votingGo, "if wait := v.l.young(b.Age); wait > 0 {", "if wait := v.l.young(b.Age); wait > 0 && !(e.kind != confirmed && without(212) || e.kind == confirmed && without(213)) {")),
 		rule(13, "nor does its answer to a confirmation or a renewal",
-			mutants.Edit{File: renewGo, Old: "if wait := r.l.young(b.Age); wait > 0 {", New: "if wait := r.l.young(b.Age); wait > 0 && !without(213) {"}),
+			edit(renewGo, "if wait := r.l.young(b.Age); wait > 0 {", "if wait := r.l.young(b.Age); wait > 0 && !without(213) {")),
 		rule(14, "a node that lacks a lease is asked for its vote only after Q have renewed it",
-			mutants.Edit{File: renewGo, Old: "\t\t\tb := &ballots[k]\n", New: `			b := &ballots[k]
+			edit(renewGo, "\t\t\tb := &ballots[k]\n", `			b := &ballots[k]
 			if without(214) && b.Err == nil && !b.Acquired {
 				ctx, cancel := context.WithTimeout(ctx, limit)
 				again, err := r.l.nodes[node].vote(ctx, batch[k].Key, batch[k].Token, batch[k].TTL, r.l.floor())
 				cancel()
 				b.Acquired = again.Acquired && err == nil
 			}
-`}),
+`)),
 		rule(15, "a confirmation dates a vote only while that vote is in date",
-			mutants.Edit{File: votingGo, Old: "\t\tif !b.Acquired || !v.inDate(s) {\n", New: `		if without(217) {
+			edit(votingGo, "\t\tif !b.Acquired || !v.inDate(s) {\n", `		if without(217) {
 			s.fence = max(s.fence, b.Fence)
 		}
 		if without(215) && b.Acquired {
 			s.granted, s.since = true, e.sent
 		}
 		if !b.Acquired || !v.inDate(s) {
-`}),
+`)),
 		rule(16, "the fence counts when Q counters have reached it",
-			mutants.Edit{File: votingGo, Old: "\t\tif a, ok := v.dated(fence, func(s *seat) bool { return v.counts(s) && s.fence >= fence }); ok {\n", New: `		if without(219) {
+			edit(votingGo, "\t\tif a, ok := v.dated(fence, func(s *seat) bool { return v.counts(s) && s.fence >= fence }); ok {\n", `		if without(219) {
 			if v.fixed == 0 {
 				v.fixed = fence
 			}
@@ -137,20 +137,20 @@ func majorityRows() []row {
 		if a, ok := v.dated(fence, func(s *seat) bool {
 			return v.counts(s) && (s.fence >= fence || without(216) || raised && without(217))
 		}); ok {
-`}),
+`)),
 		rule(17, "a counter is raised only where the token holds the key",
-			mutants.Edit{File: votingGo, Old: "v.counts(s) && s.fence < fence && !s.flying && s.err == nil {", New: "(v.counts(s) || s.answered && without(217)) && s.fence < fence && !s.flying && s.err == nil {"},
-			mutants.Edit{File: lua + "confirm.lua", Old: "if call('GET', KEYS[1]) == ARGV[1] and fence >", New: "if fence >"}),
+			edit(votingGo, "v.counts(s) && s.fence < fence && !s.flying && s.err == nil {", "(v.counts(s) || s.answered && without(217)) && s.fence < fence && !s.flying && s.err == nil {"),
+			edit(lua+"confirm.lua", "if call('GET', KEYS[1]) == ARGV[1] and fence >", "if fence >")),
 		rule(18, "the Q votes are in date when they decide",
-			mutants.Edit{File: votingGo, Old: "return s.young.IsZero() && v.inDate(s) }", New: "return s.young.IsZero() && (v.inDate(s) || s.granted && without(218)) }"},
-			mutants.Edit{File: votingGo, Old: "\t\tif s := &v.seats[i]; counts(s) {\n", New: `		if s := &v.seats[i]; counts(s) && !v.inDate(s) && without(218) {
+			edit(votingGo, "return s.young.IsZero() && v.inDate(s) }", "return s.young.IsZero() && (v.inDate(s) || s.granted && without(218)) }"),
+			edit(votingGo, "\t\tif s := &v.seats[i]; counts(s) {\n", `		if s := &v.seats[i]; counts(s) && !v.inDate(s) && without(218) {
 			dates = append(dates, time.Now())
 		} else if counts(s) {
-`},
-			mutants.Edit{File: queuedGo, Old: "if s.granted && !w.inDate(s) {", New: "if s.granted && !w.inDate(s) && !without(218) {"}),
+`),
+			edit(queuedGo, "if s.granted && !w.inDate(s) {", "if s.granted && !w.inDate(s) && !without(218) {")),
 		rule(19, "the fence is chosen again when an answer has a larger one",
-			mutants.Edit{File: votingGo, Old: "type voting struct {\n", New: "type voting struct {\n\tfixed int64\n"}),
+			edit(votingGo, "type voting struct {\n", "type voting struct {\n\tfixed int64\n")),
 		systems(220, "redlock: a waiter that is cut off keeps its votes", majority, 30,
-			mutants.Edit{File: queuedGo, Old: "\t\t\t\tw.giveTo(\"\", false)\n", New: "\t\t\t\tif !without(220) {\n\t\t\t\t\tw.giveTo(\"\", false)\n\t\t\t\t}\n"}),
+			edit(queuedGo, "\t\t\t\tw.giveTo(\"\", false)\n", "\t\t\t\tif !without(220) {\n\t\t\t\t\tw.giveTo(\"\", false)\n\t\t\t\t}\n")),
 	}
 }

@@ -3,13 +3,11 @@ package world
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"time"
 
 	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/internal/sim"
 )
 
 // A board is what a plan says of servers of which a majority decides.
@@ -93,68 +91,6 @@ func (w *world) setClocksLocked() {
 		}
 		w.servers[i].SetClock(ahead)
 	}
-}
-
-// forgets notes that a server has lost data.
-func (s *seeds) forgets(store int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.lost, s.forgot[store] = s.recorder.Now(), time.Now()
-}
-
-// trouble lets a fault happen to a server of a majority.
-func (s *seeds) trouble(f fault) {
-	switch f.What {
-	case hangs:
-		s.mu.Lock()
-		for _, p := range s.processes {
-			s.away[p.conns[f.Store]] = s.start.Add(f.At + f.Lasts)
-		}
-		s.mu.Unlock()
-		s.sleep(f.At + f.Lasts)
-	case slows:
-		s.mu.Lock()
-		if s.slowed == nil {
-			s.slowed = make(map[int]slowed)
-		}
-		s.slowed[f.Store] = slowed{s.start.Add(f.At + f.Lasts), upTo(s.draws(fmt.Sprint(f)), 600*time.Millisecond)}
-		s.mu.Unlock()
-		s.sleep(f.At + f.Lasts)
-	case returns:
-		old := s.server(f.Store)
-		next := old.NewReplica()
-		next.SetLink(sim.Link{Delay: upTo(s.draws(fmt.Sprint(f)), time.Second)})
-		s.sleep(f.At + f.Lasts/2)
-		s.forgets(f.Store)
-		old.SetFaults(sim.Faults{Calls: loading})
-		next.Promote()
-		s.mu.Lock()
-		s.servers[f.Store] = next
-		s.setClocksLocked()
-		processes := slices.Clone(s.processes)
-		s.mu.Unlock()
-		for _, p := range processes {
-			for address, c := range p.conns {
-				if s.store(p.name, address) == f.Store {
-					c.cut(next)
-				}
-			}
-		}
-	}
-}
-
-// A slowed server takes that much longer until a time.
-type slowed struct {
-	until time.Time
-	by    time.Duration
-}
-
-// slownessLocked is by how much a leg to or from a server takes longer.
-func (s *seeds) slownessLocked(store int) time.Duration {
-	if slow := s.slowed[store]; time.Now().Before(slow.until) {
-		return slow.by
-	}
-	return 0
 }
 
 // checkVotes demands that the servers that count and do not hold a certain lease are no majority: they could grant the key to

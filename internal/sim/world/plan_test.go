@@ -206,12 +206,7 @@ func (p *plan) mishap(r *rand.Rand) (m mishap) {
 }
 
 // end is when the last storm is over.
-func (p *plan) end() time.Duration {
-	if len(p.storms) == 0 {
-		return 0
-	}
-	return p.storms[len(p.storms)-1].to
-}
+func (p *plan) end() time.Duration { return p.storms[len(p.storms)-1].to }
 
 // stormy reports whether there is a storm.
 func (p *plan) stormy(at time.Duration) bool {
@@ -223,31 +218,22 @@ func (p *plan) calm(from, to time.Duration) bool {
 	return !slices.ContainsFunc(p.storms, func(s storm) bool { return from < s.to && s.from < to })
 }
 
-// size is the number of things that happen in a plan whose mishaps are listed.
-func (p *plan) size() int { return len(p.jobs) + len(p.faults) + len(p.mishaps) }
-
 // String lists what happens.
 func (p *plan) String() string {
-	lines := map[string]time.Duration{}
-	for _, j := range p.jobs {
-		lines[fmt.Sprintf("%+v", j)] = j.At
-	}
-	for _, f := range p.faults {
-		lines[fmt.Sprintf("%+v", f)] = f.At
-	}
 	text := fmt.Sprintf("seed %d: %d processes, %s, TTL %v, a leg takes %v, turns %v\n", p.seed, len(p.turns), p.kind, p.ttl, p.trip, p.turns)
-	for _, line := range slices.SortedFunc(maps.Keys(lines), func(a, b string) int { return cmp.Or(cmp.Compare(lines[a], lines[b]), cmp.Compare(a, b)) }) {
-		text += line + "\n"
-	}
-	for _, trip := range sortedKeys(p.mishaps) {
-		text += fmt.Sprintf("%s: %+v\n", trip, p.mishaps[trip])
+	for _, item := range p.items() {
+		text += fmt.Sprintf("%+v\n", item)
 	}
 	return text
 }
 
-func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+// A listed mishap is one of a trip.
+type listed struct {
+	Trip   string
+	Mishap mishap
+}
 
-// items are the jobs, faults and trips that shrinking can leave out. The jobs of a client stand together: often it is not needed at all.
+// items are the jobs, faults and mishaps that shrinking can leave out. The jobs of a client stand together: often it is not needed at all.
 func (p *plan) items() (all []any) {
 	for _, j := range slices.SortedStableFunc(slices.Values(p.jobs), func(a, b job) int { return cmp.Compare(a.Process, b.Process) }) {
 		all = append(all, j)
@@ -255,8 +241,8 @@ func (p *plan) items() (all []any) {
 	for _, f := range p.faults {
 		all = append(all, f)
 	}
-	for _, trip := range sortedKeys(p.mishaps) {
-		all = append(all, trip)
+	for _, trip := range slices.Sorted(maps.Keys(p.mishaps)) {
+		all = append(all, listed{trip, p.mishaps[trip]})
 	}
 	return all
 }
@@ -267,7 +253,7 @@ func (p *plan) without(left map[any]bool) *plan {
 	q.jobs = slices.DeleteFunc(slices.Clone(p.jobs), func(j job) bool { return left[j] })
 	q.faults = slices.DeleteFunc(slices.Clone(p.faults), func(f fault) bool { return left[f] })
 	q.mishaps = maps.Clone(p.mishaps)
-	maps.DeleteFunc(q.mishaps, func(trip string, _ mishap) bool { return left[trip] })
+	maps.DeleteFunc(q.mishaps, func(trip string, m mishap) bool { return left[listed{trip, m}] })
 	return &q
 }
 

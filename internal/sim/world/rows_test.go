@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -41,6 +40,8 @@ type find struct {
 	At   []deviation `json:",omitempty"`
 }
 
+func edit(file, old, new string) mutants.Edit { return mutants.Edit{File: file, Old: old, New: new} }
+
 func systems(number int, text string, kind kind, seeds int, edits ...mutants.Edit) row {
 	return row{number: number, text: text, kind: kind, seeds: seeds, edits: edits}
 }
@@ -68,111 +69,108 @@ func rows() []row {
 	return append(slices.Concat(majorityRows(), clauseRows()),
 
 		schedules(1, "a check-in creates and extends no lease", loses, base(2).long().after(bChecksIn...),
-			mutants.Edit{File: lua + "checkin.lua", Old: "elseif not held then\n", New: "end\n    call('PEXPIRE', KEYS[1], 5000)\n    if not held then\n"}),
+			edit(lua+"checkin.lua", "elseif not held then\n", "end\n    call('PEXPIRE', KEYS[1], 5000)\n    if not held then\n")),
 		schedules(2, "no command shortens a lease", loses, base(3).long().after(bIsLate...),
-			mutants.Edit{File: lua + "fence.lua", Old: "if remaining >= 0 and remaining < tonumber(ttl) then", New: "if true then"}),
+			edit(lua+"fence.lua", "if remaining >= 0 and remaining < tonumber(ttl) then", "if true then")),
 		schedules(3, "the grant of a message is dated by the server's clock", overlap, base(2).again().after(aTriesAgain...),
-			mutants.Edit{File: waitGo, Old: "since := w.sent.Add(time.Duration(h.time-w.clock)*time.Microsecond - time.Millisecond)\n",
-				New: "since := w.sent.Add(time.Duration(h.time-w.clock)*time.Microsecond - time.Millisecond)\nif without(3) {\nsince = time.Now()\n}\n"}),
+			edit(waitGo, "since := w.sent.Add(time.Duration(h.time-w.clock)*time.Microsecond - time.Millisecond)\n", "since := w.sent.Add(time.Duration(h.time-w.clock)*time.Microsecond - time.Millisecond)\nif without(3) {\nsince = time.Now()\n}\n")),
 		schedules(3, "the grant of a message is dated by the server's clock", loses, base(2)),
 		schedules(4, "before the clock is known, a message is only a hint", loses, base(2).after(bIsHanded...),
-			mutants.Edit{File: waitGo, Old: "case w.clock != 0 && h.time > w.clock:",
-				New: "case w.clock == 0 && without(4):\nreturn dlock.Attempt{Acquired: true, Since: time.Now(), Fence: h.fence}, nil\ncase w.clock != 0 && (h.time > w.clock || without(5)):"}),
+			edit(waitGo, "case w.clock != 0 && h.time > w.clock:", "case w.clock == 0 && without(4):\nreturn dlock.Attempt{Acquired: true, Since: time.Now(), Fence: h.fence}, nil\ncase w.clock != 0 && (h.time > w.clock || without(5)):")),
 		schedules(5, "a late grant is tried again, not renewed; an old message is only a hint (29)", order, base(3).again().after(aTakesIt...),
-			mutants.Edit{File: acquireGo, Old: "answer, err = a.client.keeper.locker.TryAcquire(ctx, a.key, a.token, ttl)", New: `if a.late && without(5) {
+			edit(acquireGo, "answer, err = a.client.keeper.locker.TryAcquire(ctx, a.key, a.token, ttl)", `if a.late && without(5) {
 			answer = Attempt{Fence: a.lateFence}
 			answer.Acquired, err = a.client.keeper.locker.Renew(ctx, a.key, a.token, ttl)
 			return answer, err
 		}
-		answer, err = a.client.keeper.locker.TryAcquire(ctx, a.key, a.token, ttl)`},
-			mutants.Edit{File: acquireGo, Old: "a.lease, a.left, a.late, a.err = nil, true, !again, errLate\n", New: "a.lease, a.left, a.late, a.err, a.lateFence = nil, true, !again, errLate, answer.Fence\n"},
-			mutants.Edit{File: acquireGo, Old: "type acquisition struct {\n", New: "type acquisition struct {\nlateFence int64\n"}),
+		answer, err = a.client.keeper.locker.TryAcquire(ctx, a.key, a.token, ttl)`),
+			edit(acquireGo, "a.lease, a.left, a.late, a.err = nil, true, !again, errLate\n", "a.lease, a.left, a.late, a.err, a.lateFence = nil, true, !again, errLate, answer.Fence\n"),
+			edit(acquireGo, "type acquisition struct {\n", "type acquisition struct {\nlateFence int64\n")),
 		schedules(6, "a token that was given up is not used again", overlap, base(2, cut).after("A begins", "request: acquire A1", "B begins", "request: acquire B1", "reply: acquire B1", "much time passes", "reply: acquire A1", "fails: request: enqueue B2"),
-			mutants.Edit{File: acquireGo, Old: "a.claim = claim{} }", New: "if a.claim.left, a.place, a.inFlight, a.later = false, false, 0, nil; !without(6) {\na.token = \"\"\n}\n}"}),
+			edit(acquireGo, "a.claim = claim{} }", "if a.claim.left, a.place, a.inFlight, a.later = false, false, 0, nil; !without(6) {\na.token = \"\"\n}\n}")),
 		schedules(7, "the inbox does not release a grant that was returned", loses, base(2).after(bIsHanded...),
-			mutants.Edit{File: deliveryGo, Old: "case r.released, r.given:", New: "case (r.released || r.given || without(7)) && !without(8):"}),
+			edit(deliveryGo, "case r.released, r.given:", "case (r.released || r.given || without(7)) && !without(8):")),
 		schedules(7, "the inbox does not release a grant that was passed on", loses, base(2, detach).after(bIsHanded...)),
 		schedules(8, "the inbox releases a grant that is not wanted any more", left, base(2, cancel, forget).after(bWaits...)),
 		schedules(9, "waiters check in", left, base(2, drop),
-			mutants.Edit{File: waitGo, Old: "\tw.timer.Reset(d)\n", New: "if d == 0 || !without(9) {\nw.timer.Reset(d)\n}\n"}),
+			edit(waitGo, "\tw.timer.Reset(d)\n", "if d == 0 || !without(9) {\nw.timer.Reset(d)\n}\n")),
 		schedules(10, "a waiter that is not in the queue goes back", left, base(2),
-			mutants.Edit{File: waitGo, Old: "w.queued, w.clock, w.returned = false, 0, true\n",
-				New: "if without(10) {\nw.schedule(checkInPeriod)\nreturn dlock.Attempt{}, nil\n}\nif w.queued, w.returned = false, true; !without(17) && !without(2) {\nw.clock = 0\n}\n"}),
+			edit(waitGo, "w.queued, w.clock, w.returned = false, 0, true\n", "if without(10) {\nw.schedule(checkInPeriod)\nreturn dlock.Attempt{}, nil\n}\nif w.queued, w.returned = false, true; !without(17) && !without(2) {\nw.clock = 0\n}\n")),
 		schedules(15, "an owed release is repeated", left, base(2, cancel),
-			mutants.Edit{File: "release.go", Old: "err == nil && (sure || held && r.inFlight < several || r.inFlight == 0)", New: "err == nil && (sure || held && (r.inFlight < several || without(18)) || r.inFlight == 0 || without(15))"}),
+			edit("release.go", "err == nil && (sure || held && r.inFlight < several || r.inFlight == 0)", "err == nil && (sure || held && (r.inFlight < several || without(18)) || r.inFlight == 0 || without(15))")),
 		schedules(17, "\"not queued\" forgets the clock", left, base(3).long().after(bIsLate...)),
 		schedules(18, "\"held, now free\" does not end the owed release of a token that was in several commands", left, base(3, cancel).after(bWaits...)),
 		schedules(19, "an owed release ends with one that was sent when its time had run out", left, base(2, cancel).after("A begins", "A cancels"),
-			mutants.Edit{File: owedGo, Old: "ended && (c.ready != nil || !c.sent.Before(c.until)):", New: "ended && (c.ready != nil || !c.sent.Before(c.until) || without(19)):"}),
+			edit(owedGo, "ended && (c.ready != nil || !c.sent.Before(c.until)):", "ended && (c.ready != nil || !c.sent.Before(c.until) || without(19)):")),
 		schedules(20, "a token whose enqueue got no answer is given up", left, base(2, cut),
-			mutants.Edit{File: waitGo, Old: "case w.ticket == \"\", w.unsure,", New: "case !without(20) && (w.ticket == \"\" || w.unsure),"}),
+			edit(waitGo, "case w.ticket == \"\", w.unsure,", "case !without(20) && (w.ticket == \"\" || w.unsure),")),
 		schedules(21, "the answer to a call that was sent before the inbox changed does not set the clock", loses, base(2, ahead).after(join(bWaits, anotherServer...)...),
-			mutants.Edit{File: waitGo, Old: "\tif !w.again { // else", New: "\tif !w.again || without(21) { // else"}),
+			edit(waitGo, "\tif !w.again { // else", "\tif !w.again || without(21) { // else")),
 		schedules(22, "a wait notices that the inbox has changed before it reads a message", loses, base(2, ahead, pause).lasting(5*time.Second).after(bStandsStill...),
-			mutants.Edit{File: waitGo, Old: "\tif m.changed {", New: "\tif m.changed && !without(22) {"}),
+			edit(waitGo, "\tif m.changed {", "\tif m.changed && !without(22) {")),
 		schedules(23, "a fence is not below the server's time", order, base(2, wipe),
-			mutants.Edit{File: lua + "fence.lua", Old: "return count(math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, least))", New: "return count((tonumber(redis.call('GET', KEYS[2])) or 0) + 8)"},
-			mutants.Edit{File: lua + "lone.lua", Old: "local fence = math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, clock)", New: "local fence = tonumber(redis.call('GET', KEYS[2]) or 0) + 8"}),
+			edit(lua+"fence.lua", "return count(math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, least))", "return count((tonumber(redis.call('GET', KEYS[2])) or 0) + 8)"),
+			edit(lua+"lone.lua", "local fence = math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, clock)", "local fence = tonumber(redis.call('GET', KEYS[2]) or 0) + 8")),
 		systems(23, "a fence is not below the server's time", queues, 200),
 		systems(23, "a fence is not below the server's time", failover, 200),
 		schedules(24, "a lease that was passed on in a line owes no release", loses, base(2).lines(),
-			mutants.Edit{File: "lease.go", Old: "l.release.settled = l.leaveBlockLocked(err == ErrReleased)", New: "l.release.settled = l.leaveBlockLocked(err == ErrReleased) && !without(24)"}),
+			edit("lease.go", "l.release.settled = l.leaveBlockLocked(err == ErrReleased)", "l.release.settled = l.leaveBlockLocked(err == ErrReleased) && !without(24)")),
 		schedules(25, "the next in line has the deadline of the grant", loses, base(2).lines().lasting(5*time.Second),
-			mutants.Edit{File: "turns.go", Old: "\tnext.step, next.renewAt = ", New: "if without(25) {\nnext.extendLocked(time.Now(), l.options.firstTTL())\n}\nnext.step, next.renewAt = "}),
+			edit("turns.go", "\tnext.step, next.renewAt = ", "if without(25) {\nnext.extendLocked(time.Now(), l.options.firstTTL())\n}\nnext.step, next.renewAt = ")),
 		schedules(26, "a call that has only removed dead waiters is repeated", left, base(2, subLoss),
-			mutants.Edit{File: sendGo, Old: "\treturn sent, r.Reply, r.Err\n", New: "if r.Reply == unswept {\nr.Reply = int64(1)\n}\nreturn sent, r.Reply, r.Err\n"},
-			mutants.Edit{File: sendGo, Old: "\treturn r.Reply == unswept\n", New: "return r.Reply == unswept && !without(26)\n"},
-			mutants.Edit{File: lua + "queue.lua", Old: "for batch = 0, 50 do", New: "for batch = 0, 0 do"}),
+			edit(sendGo, "\treturn sent, r.Reply, r.Err\n", "if r.Reply == unswept {\nr.Reply = int64(1)\n}\nreturn sent, r.Reply, r.Err\n"),
+			edit(sendGo, "\treturn r.Reply == unswept\n", "return r.Reply == unswept && !without(26)\n"),
+			edit(lua+"queue.lua", "for batch = 0, 50 do", "for batch = 0, 0 do")),
 		schedules(27, "with replicas, a grant or a renewal counts when they have it", overlap, base(2, lag, split).on(replicas),
-			mutants.Edit{File: "backend/rediscore/replicas.go", Old: "if l.replicas == nil || kinds", New: "if l.replicas == nil || without(27) || kinds"}),
+			edit("backend/rediscore/replicas.go", "if l.replicas == nil || kinds", "if l.replicas == nil || without(27) || kinds")),
 		schedules(27, "with replicas, a grant or a renewal counts when they have it", order, base(2, lag, split).on(replicas)),
 		schedules(28, "with replicas, the message of a handover is only a hint", loses, base(2, lag, split).on(replicas).after(bWaits...),
-			mutants.Edit{File: waitGo, Old: "case w.locker.replicas != nil:", New: "case w.locker.replicas != nil && !without(28):"}),
+			edit(waitGo, "case w.locker.replicas != nil:", "case w.locker.replicas != nil && !without(28):")),
 		schedules(30, "a resource compares the leases if the fences are equal", mixed, base(1, split, setBack).on(failover).again().after(bothGrant...),
-			mutants.Edit{File: "fence/stamp.go", Old: "(s.Fence < next.Fence || s == next)", New: "(s.Fence < next.Fence || s == next || s.Fence == next.Fence && without(30))"}),
+			edit("fence/stamp.go", "(s.Fence < next.Fence || s == next)", "(s.Fence < next.Fence || s == next || s.Fence == next.Fence && without(30))")),
 		schedules(31, "when the waiter that checks in for its process has ended, the next one does", left, base(2, drop).crowd().after(bWaits...),
-			mutants.Edit{File: "backend/rediscore/room.go", Old: "\tcase i == 0 && (!r.set || w.returned):", New: "\tcase i == 0 && without(31):\n\t\tr.set = false\n\t\tr.timer.Stop()\n\tcase i == 0 && (!r.set || w.returned):"}),
+			edit("backend/rediscore/room.go", "\tcase i == 0 && (!r.set || w.returned):", "\tcase i == 0 && without(31):\n\t\tr.set = false\n\t\tr.timer.Stop()\n\tcase i == 0 && (!r.set || w.returned):")),
 
 		systems(100, "a handover to an inbox that nobody reads", queues, 200,
-			mutants.Edit{File: lua + "queue.lua", Old: "return listeners[inbox] > 0", New: "return true"}),
+			edit(lua+"queue.lua", "return listeners[inbox] > 0", "return true")),
 		systems(101, "a wake-up is lost between enqueue and subscribe", queues, 300,
-			mutants.Edit{File: deliveryGo, Old: "case !b.live:\n\t\treturn \"\", b.epoch\n\tcase b.sharded", New: "case !b.live && !without(101):\n\t\treturn \"\", b.epoch\n\tcase b.sharded"},
-			mutants.Edit{File: waitGo, Old: "if m.changed && !without(22) {\n\t\tw.change()", New: "if m.changed && !without(22) {\n\t\tif w.change(); without(101) && m == (mail{changed: true}) {\n\t\t\treturn dlock.Attempt{}, nil\n\t\t}"}),
+			edit(deliveryGo, "case !b.live:\n\t\treturn \"\", b.epoch\n\tcase b.sharded", "case !b.live && !without(101):\n\t\treturn \"\", b.epoch\n\tcase b.sharded"),
+			edit(waitGo, "if m.changed && !without(22) {\n\t\tw.change()", "if m.changed && !without(22) {\n\t\tif w.change(); without(101) && m == (mail{changed: true}) {\n\t\t\treturn dlock.Attempt{}, nil\n\t\t}")),
 		schedules(102, "the grant of a cancelled wait is kept", left, base(2, cancel).after(bWaits...),
-			mutants.Edit{File: "error.go", Old: "case err != nil && !NoEffect(err):", New: "case err != nil && !NoEffect(err) && !(queued && without(102)):"},
-			mutants.Edit{File: "error.go", Old: ", err != nil && queued && answer != (Attempt{}) && !answer.Degraded:", New: ", err != nil && queued && answer != (Attempt{}) && !answer.Degraded && !without(102):"},
-			mutants.Edit{File: deliveryGo, Old: "p.giveBackLocked(r, token)", New: "if !without(102) {\np.giveBackLocked(r, token)\n}"}),
+			edit("error.go", "case err != nil && !NoEffect(err):", "case err != nil && !NoEffect(err) && !(queued && without(102)):"),
+			edit("error.go", ", err != nil && queued && answer != (Attempt{}) && !answer.Degraded:", ", err != nil && queued && answer != (Attempt{}) && !answer.Degraded && !without(102):"),
+			edit(deliveryGo, "p.giveBackLocked(r, token)", "if !without(102) {\np.giveBackLocked(r, token)\n}")),
 		systems(103, "redlock: a split line does not settle", majority, 200,
-			mutants.Edit{File: "backend/redlock/wait.go", Old: "w.giveTo(leader, false)", New: "if !without(103) {\nw.giveTo(leader, false)\n}"}),
+			edit("backend/redlock/wait.go", "w.giveTo(leader, false)", "if !without(103) {\nw.giveTo(leader, false)\n}")),
 		schedules(104, "a release is forgotten after a lost reply", left, base(2, cut),
-			mutants.Edit{File: owedGo, Old: "case c.trying > 0:\n\t\treturn\n\t}", New: "case without(104):\n\t\tq.dropLocked(c, c.Err)\n\t\treturn\n\tcase c.trying > 0:\n\t\treturn\n\t}"},
-			mutants.Edit{File: owedGo, Old: "if c.trying > 0 && now.Sub(c.sent) >= maxRetryPause {", New: "if c.trying > 0 && without(104) {\n\t\tq.dropLocked(c, nil)\n\t\treturn\n\t}\n\tif c.trying > 0 && now.Sub(c.sent) >= maxRetryPause {"}),
+			edit(owedGo, "case c.trying > 0:\n\t\treturn\n\t}", "case without(104):\n\t\tq.dropLocked(c, c.Err)\n\t\treturn\n\tcase c.trying > 0:\n\t\treturn\n\t}"),
+			edit(owedGo, "if c.trying > 0 && now.Sub(c.sent) >= maxRetryPause {", "if c.trying > 0 && without(104) {\n\t\tq.dropLocked(c, nil)\n\t\treturn\n\t}\n\tif c.trying > 0 && now.Sub(c.sent) >= maxRetryPause {")),
 		schedules(106, "the fence counter is lowered", order, base(2, setBack),
-			mutants.Edit{File: lua + "fence.lua", Old: "math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, least)", New: "least"},
-			mutants.Edit{File: lua + "lone.lua", Old: "local fence = math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, clock)", New: "local fence = clock"}),
+			edit(lua+"fence.lua", "math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, least)", "least"),
+			edit(lua+"lone.lua", "local fence = math.max(tonumber(redis.call('GET', KEYS[2]) or 0) + 8, clock)", "local fence = clock")),
 		systems(107, "'queue' is taken for a grant", polls, 200,
-			mutants.Edit{File: sendGo, Old: "case r.Reply == queued:", New: "case r.Reply == queued && !without(107):"},
-			mutants.Edit{File: "backend/rediscore/rediscore.go", Old: "if fence, ok := reply.(int64); ok {", New: "if fence, ok := reply.(int64); ok || reply == queued && without(107) {"}),
+			edit(sendGo, "case r.Reply == queued:", "case r.Reply == queued && !without(107):"),
+			edit("backend/rediscore/rediscore.go", "if fence, ok := reply.(int64); ok {", "if fence, ok := reply.(int64); ok || reply == queued && without(107) {")),
 		systems(108, "a set waits in the order of its caller", majority, 60,
-			mutants.Edit{File: "set.go", Old: "\tkeys = slices.Sorted(slices.Values(keys))\n", New: "if keys = slices.Clone(keys); !without(108) {\nslices.Sort(keys)\n}\n"}),
+			edit("set.go", "\tkeys = slices.Sorted(slices.Values(keys))\n", "if keys = slices.Clone(keys); !without(108) {\nslices.Sort(keys)\n}\n")),
 		systems(109, "a set that has failed keeps what it has", queues, 200,
-			mutants.Edit{File: "set.go", Old: "if g.set.byKey == nil {", New: "if g.set.byKey == nil && !without(109) {"}),
+			edit("set.go", "if g.set.byKey == nil {", "if g.set.byKey == nil && !without(109) {")),
 		systems(110, "a set does not give back what it may not keep", queues, 200,
-			mutants.Edit{File: "set.go", Old: "g.back.Go(func() { releaseAll(given, limit) })", New: "if !without(110) {\ng.back.Go(func() { releaseAll(given, limit) })\n}"}),
+			edit("set.go", "g.back.Go(func() { releaseAll(given, limit) })", "if !without(110) {\ng.back.Go(func() { releaseAll(given, limit) })\n}")),
 		schedules(111, "a grant that a check-in finds is not on the replicas", loses, base(2, lag, split).on(replicas).after(bWaits...),
-			mutants.Edit{File: lua + "checkin.lua", Old: "call('HSET', KEYS[4], '@' .. inbox, string.format('%.0f', time))", New: ""},
-			mutants.Edit{File: lua + "checkin.lua", Old: "call('PEXPIRE', KEYS[3], '60000')\n    call('PEXPIRE', KEYS[4], '60000') -- WAIT", New: "-- WAIT"}),
+			edit(lua+"checkin.lua", "call('HSET', KEYS[4], '@' .. inbox, string.format('%.0f', time))", ""),
+			edit(lua+"checkin.lua", "call('PEXPIRE', KEYS[3], '60000')\n    call('PEXPIRE', KEYS[4], '60000') -- WAIT", "-- WAIT")),
 		systems(112, "a key is kept until its TTL ends, and not until its MinHold has passed", queues, 600,
-			mutants.Edit{File: "release.go", Old: "enough := !l.deadline.Before(hold)", New: "enough := !l.deadline.Before(hold) || without(112)"}),
+			edit("release.go", "enough := !l.deadline.Before(hold)", "enough := !l.deadline.Before(hold) || without(112)")),
 		systems(113, "a lease is renewed after its MaxHold", polls, 200,
-			mutants.Edit{File: "lease.go", Old: "return l.options.maxHold > 0 &&", New: "return l.options.maxHold > 0 && !without(113) &&"}),
+			edit("lease.go", "return l.options.maxHold > 0 &&", "return l.options.maxHold > 0 && !without(113) &&")),
 		systems(114, "an Observer does not hear of a lease that its release has found lost", queues, 600,
-			mutants.Edit{File: "observer.go", Old: "\tif c.ended {\n\t\tend, reason", New: "\tif c.ended && !(errors.Is(err, ErrLost) && without(114)) {\n\t\tend, reason"}),
+			edit("observer.go", "\tif c.ended {\n\t\tend, reason", "\tif c.ended && !(errors.Is(err, ErrLost) && without(114)) {\n\t\tend, reason")),
 		systems(115, "an Observer hears twice of a lost lease", queues, 200,
-			mutants.Edit{File: "observer.go", Old: "\tl.reports = false\n", New: "\tl.reports = without(115)\n"},
-			mutants.Edit{File: "lease.go", Old: "\tif l.err != nil {\n\t\treturn l.err\n", New: "\tif l.err != nil {\n\t\tl.reportEndLocked()\n\t\treturn l.err\n"}),
+			edit("observer.go", "\tl.reports = false\n", "\tl.reports = without(115)\n"),
+			edit("lease.go", "\tif l.err != nil {\n\t\treturn l.err\n", "\tif l.err != nil {\n\t\tl.reportEndLocked()\n\t\treturn l.err\n")),
 		systems(116, "a release that was given up is owed for ever", queues, 400,
-			mutants.Edit{File: owedGo, Old: "\tq.becomeLocked(c, settled)\n\tq.all.Remove", New: "\tif err == nil || !without(116) {\n\t\tq.becomeLocked(c, settled)\n\t}\n\tq.all.Remove"}),
+			edit(owedGo, "\tq.becomeLocked(c, settled)\n\tq.all.Remove", "\tif err == nil || !without(116) {\n\t\tq.becomeLocked(c, settled)\n\t}\n\tq.all.Remove")),
 	)
 }
 
@@ -459,15 +457,5 @@ func TestExact(t *testing.T) {
 	}
 	program, err := mutants.Build(t.Context(), t.TempDir(), folder, exact())
 	require.NoError(t, err)
-	var all sync.WaitGroup
-	for i := range uint64(runtime.NumCPU()) {
-		all.Go(func() {
-			run := mutants.Tests{In: folder, Run: "^TestSeedsRepeat$", Args: []string{"-test.v", "-test.timeout=0", "-exact", fmt.Sprint("-systems=", *howMany), fmt.Sprint("-from=", 1+i**howMany)}}
-			out, err := run.Command(t.Context(), program).CombinedOutput()
-			if t.Logf("%s", out); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	all.Wait()
+	divide(t, program, "TestSeedsRepeat", 1, *howMany*uint64(runtime.NumCPU()), "-exact")
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -30,7 +31,7 @@ type seeds struct {
 	fails  bool                   // a failover is under way
 	last   time.Time              // of the last promotion
 	kept   []kept
-	slowed map[int]slowed // servers of a majority
+	slowed map[int]fault // servers of a majority
 }
 
 // A kept is a lease whose key is kept for a MinHold.
@@ -47,7 +48,7 @@ func (p *plan) run(t *testing.T, log bool) (s *seeds) {
 	runtime.GC() // a collection that is under way would end at some time, and interrupt a goroutine
 	s = &seeds{
 		plan: p, taken: make(map[time.Time]struct{}), trips: make(map[string]int),
-		mishap: make(map[string]mishap), away: make(map[*conn]time.Time),
+		mishap: make(map[string]mishap), away: make(map[*conn]time.Time), slowed: make(map[int]fault),
 	}
 	defer func() {
 		if broken := recover(); broken != nil {
@@ -194,7 +195,10 @@ func (s *seeds) fateLocked(l *leg) (d time.Duration, arrives bool) {
 	if l.stage == news {
 		return upTo(r, time.Millisecond), true
 	}
-	d, l.trip.reply = s.plan.leg(r)+s.slownessLocked(l.store), s.plan.leg(r)
+	d, l.trip.reply = s.plan.leg(r), s.plan.leg(r)
+	if f := s.slowed[l.store]; s.now() < f.At+f.Lasts {
+		d += upTo(s.draws(fmt.Sprint(f)), 600*time.Millisecond)
+	}
 	m, listed := s.plan.mishaps[l.trip.name]
 	if s.plan.mishaps == nil && s.plan.stormy(s.now()) {
 		m = s.plan.mishap(r)
@@ -244,12 +248,24 @@ func (s *seeds) strike(f fault) {
 		s.replace(p)
 	case cuts:
 		p.conns[f.Store].cut(nil)
-	case cutsOff:
+	case cutsOff, hangs:
 		s.mu.Lock()
-		s.away[p.conns[f.Store]] = s.start.Add(f.At + f.Lasts)
+		for _, other := range s.processes {
+			if other == p || f.What == hangs {
+				s.away[other.conns[f.Store]] = s.start.Add(f.At + f.Lasts)
+			}
+		}
+		s.mu.Unlock()
+		if s.sleep(f.At + f.Lasts); f.What == cutsOff {
+			p.conns[f.Store].cut(nil)
+		}
+	case slows:
+		s.mu.Lock()
+		s.slowed[f.Store] = f
 		s.mu.Unlock()
 		s.sleep(f.At + f.Lasts)
-		p.conns[f.Store].cut(nil)
+	case returns:
+		s.comeBack(f)
 	case restarts:
 		wipe := func() {
 			server.Restart()
@@ -264,13 +280,11 @@ func (s *seeds) strike(f fault) {
 		} else {
 			s.recorder.Wipe(wipe)
 		}
-	case hangs, slows, returns:
-		s.trouble(f)
 	case fails:
 		if s.kind == replicas {
 			s.failOver(f)
 		} else {
-			s.recorder.Wipe(func() { s.lose(); s.failOver(f) }) // some of the data
+			s.recorder.Wipe(func() { s.forgets(f.Store); s.failOver(f) }) // some of the data
 		}
 	default:
 		server.SetFaults(map[what]sim.Faults{
@@ -285,11 +299,34 @@ func (s *seeds) strike(f fault) {
 
 const loading = "LOADING Redis is loading the dataset in memory"
 
-// lose notes that leases are lost.
-func (s *seeds) lose() {
+// forgets notes that a server has lost data.
+func (s *seeds) forgets(store int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lost = s.recorder.Now()
+	s.lost, s.forgot[store] = s.recorder.Now(), time.Now()
+}
+
+// comeBack lets a server restart with data that it had some time ago.
+func (s *seeds) comeBack(f fault) {
+	old := s.server(f.Store)
+	next := old.NewReplica()
+	next.SetLink(sim.Link{Delay: upTo(s.draws(fmt.Sprint(f)), time.Second)})
+	s.sleep(f.At + f.Lasts/2)
+	s.forgets(f.Store)
+	old.SetFaults(sim.Faults{Calls: loading})
+	next.Promote()
+	s.mu.Lock()
+	s.servers[f.Store] = next
+	s.setClocksLocked()
+	processes := slices.Clone(s.processes)
+	s.mu.Unlock()
+	for _, p := range processes {
+		for address, c := range p.conns {
+			if s.store(p.name, address) == f.Store {
+				c.cut(next)
+			}
+		}
+	}
 }
 
 // failOver lets a replica take the place of its master, which follows it when it is back. Where grants wait for all

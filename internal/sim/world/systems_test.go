@@ -19,7 +19,7 @@ import (
 )
 
 var (
-	howMany   = flag.Uint64("systems", 50, "how many systems; with -rows: for each CPU")
+	howMany   = flag.Uint64("systems", 50, "how many systems; of TestExact: for each CPU")
 	from      = flag.Uint64("from", 0, "the first seed; 0: those from 1, in several processes if they are many")
 	onlyKind  = flag.String("kind", "", "only systems of that kind, such as redlock")
 	forTime   = flag.Duration("for", 0, "for how long seeds are tried that nobody has tried, instead of -systems")
@@ -36,10 +36,10 @@ func TestSystems(t *testing.T) {
 	switch {
 	case first != 0: // one of several processes
 	case *forTime != 0:
-		divide(t, uint64(time.Now().UnixMicro()), 1<<40)
+		divide(t, os.Args[0], "TestSystems", uint64(time.Now().UnixMicro()), 1<<40)
 		return
 	case n > 200:
-		divide(t, 1, n)
+		divide(t, os.Args[0], "TestSystems", 1, n)
 		return
 	case testing.Short() || israce.Enabled:
 		n = min(n, 5)
@@ -67,16 +67,16 @@ func TestSystems(t *testing.T) {
 	t.Logf("%d systems: %d jobs, %d holds, %d calls", done, jobs, holds, calls)
 }
 
-// divide lets a process for each CPU try its share of n seeds.
-func divide(t *testing.T, from, n uint64) {
+// divide lets a process for each CPU run a test of a program with its share of n seeds.
+func divide(t *testing.T, program, test string, from, n uint64, args ...string) {
 	processes := uint64(runtime.NumCPU())
 	share := (n + processes - 1) / processes
 	for i := range processes {
 		t.Run(fmt.Sprint("from ", from+i*share), func(t *testing.T) {
 			t.Parallel()
-			cmd := exec.Command(os.Args[0], "-test.run=^TestSystems$", "-test.v", "-test.timeout=0",
-				fmt.Sprint("-from=", from+i*share), fmt.Sprint("-systems=", share), fmt.Sprint("-for=", *forTime), "-kind="+*onlyKind)
-			out, err := cmd.CombinedOutput()
+			args := append(args, "-test.run=^"+test+"$", "-test.v", "-test.timeout=0", "-kind="+*onlyKind,
+				fmt.Sprint("-from=", from+i*share), fmt.Sprint("-systems=", share), fmt.Sprint("-for=", *forTime))
+			out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput()
 			require.NoError(t, err, "%s", out)
 			t.Logf("%s", out)
 		})
@@ -129,7 +129,7 @@ func TestShrink(t *testing.T) {
 	require.Equal(t, []job{culprit}, small.jobs)
 	require.Equal(t, []fault{first}, small.faults)
 	require.Equal(t, map[string]mishap{"b": {}}, small.mishaps)
-	require.Greater(t, p.size(), 20, "the plan itself is as it was")
+	require.Greater(t, len(p.items()), 20, "the plan itself is as it was")
 }
 
 // oneAtATime lets goroutines run one after the other, as they become ready.
@@ -138,28 +138,19 @@ func oneAtATime() (end func()) {
 	return func() { runtime.GOMAXPROCS(before) }
 }
 
-// has reports whether a plan has failed in one way.
-func (s *seeds) has(kind property) bool {
-	return slices.ContainsFunc(s.failures, func(f failure) bool { return f.property == kind })
-}
-
 // report says what is wrong with a system, with as little of its plan as shows it.
 func report(t *testing.T, s *seeds) {
-	kind, seed, full := s.failures[0].property, s.plan.seed, s.plan.size()
-	fails := func(p *plan) bool { return p.run(t, false).has(kind) }
-	if small := s.plan.shrink(600, fails); fails(small) {
-		if less := small.run(t, false); less.has(kind) {
+	kind, seed, full := s.failures[0].property, s.plan.seed, len(s.plan.items())
+	s.plan.shrink(600, func(p *plan) bool {
+		less := p.run(t, false)
+		fails := slices.ContainsFunc(less.failures, func(f failure) bool { return f.property == kind })
+		if fails {
 			s = less
 		}
-	}
-	again := 0
-	for range 20 {
-		if fails(s.plan) {
-			again++
-		}
-	}
+		return fails
+	})
 	var b strings.Builder
-	fmt.Fprintf(&b, "seed %d: %s: %d of %d events are left, and fail in %d of 20 runs\n%v", seed, kind, s.plan.size(), full, again, s.plan)
+	fmt.Fprintf(&b, "seed %d: %s: %d of %d events are left\n%v", seed, kind, len(s.plan.items()), full, s.plan)
 	var violation *history.Violation
 	for _, f := range s.failures {
 		fmt.Fprintf(&b, "%s: %s\n", f.property, f.text)
