@@ -33,10 +33,9 @@ func joined(t *testing.T, l *Locker, token string, vote ...string) *wait {
 	return w
 }
 
-// The last wait leaves its room, also while the timer of the room fires. Nobody is there to be called, now or later.
-func TestLastOfARoomLeaves(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		l := New(dumbConn{})
+// What a post does, and the waits of its Locker, whose calls all get the reply 1.
+var posts = map[string]func(t *testing.T, l *Locker){
+	"The last wait leaves its room, also while the timer of the room fires. Nobody is there to be called, now or later": func(t *testing.T, l *Locker) {
 		w := joined(t, l, "t")
 		l.post.rest(w, 1, time.Second)
 		r := w.room
@@ -44,77 +43,33 @@ func TestLastOfARoomLeaves(t *testing.T) {
 		require.False(t, r.timer.Stop(), "the timer runs on")
 		l.post.callFirst(r)
 		l.post.leave(w, false)
-		require.NoError(t, l.Close())
-	})
-}
-
-// A wait that was busy finds two things at once: its inbox has changed, and a message came
-// afterwards. It does not use the old clock to date the message, whichever it reads first.
-func TestChangeBeforeMessage(t *testing.T) {
-	for range 20 {
-		bubble.Test(t, func(t *testing.T) {
-			l := New(dumbConn{reply: []any{int64(answerFound), int64(8), int64(1_000_000), int64(2_000_000)}})
-			defer l.Close()
-			w := joined(t, l, "t")
-			w.timer, w.news = time.NewTimer(time.Hour), news{clock: 1, sent: time.Now()}
-			w.mail = mail{changed: true, granted: handover{fence: 7, time: 100_000_000}}
-			w.ring()
-			attempt, err := w.run()
-			l.post.leave(w, false)
-			require.NoError(t, err)
-			require.EqualValues(t, 8, attempt.Fence, "the fence of the answer")
-		})
-	}
-}
-
-// A wait takes note of a change of its inbox before it dates a message. It checks in then.
-func TestChangeBeforeAnswer(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
+	},
+	"A wait takes note of a change of its inbox before it dates a message. It checks in then": func(t *testing.T, l *Locker) {
 		const clock = 1_700_000_000_000_000
 		for _, changed := range []bool{false, true} {
-			w := &wait{
-				locker: &Locker{post: new(post)},
-				timer:  time.NewTimer(time.Hour),
-				early:  handover{fence: 88, time: clock + 1},
-				mail:   mail{changed: changed},
-			}
+			w := &wait{locker: l, timer: time.NewTimer(time.Hour), early: handover{fence: 88, time: clock + 1}, mail: mail{changed: changed}}
 			attempt := w.stillQueued(answer{sent: time.Now()}, []int64{4800, 0, clock, 60_000}, [2]string{"H"})
 			require.Equal(t, !changed, attempt.Acquired)
 			require.Equal(t, changed, w.again, "it checks in at once")
-			attempt, err := w.read(w.locker.post.take(w)) // the change was read
+			attempt, err := w.read(l.post.take(w)) // the change was read
 			require.NoError(t, err)
 			require.False(t, attempt.Acquired || w.calling)
 			w.timer.Stop()
 		}
-	})
-}
-
-// A message that has come, and is not read yet, is no sign of a deaf inbox.
-func TestMessageToBeRead(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		l := New(dumbConn{})
-		defer l.Close()
+	},
+	"A message that has come, and is not read yet, is no sign of a deaf inbox": func(t *testing.T, l *Locker) {
 		w := joined(t, l, "t")
 		defer l.post.leave(w, false)
 		w.inbox.live = true
-		for _, come := range []bool{false, true} {
-			if come {
-				l.post.deliver("8 1 t")
-			}
-			l.post.found(w)
-			require.Equal(t, come, l.post.tokens["t"].due == nil)
-		}
-	})
-}
-
-// A Locker remembers the last tokens that have waited, all that wait, and all that are being released.
-// Messages that a waiter has not read yet hold up nobody.
-func TestTokensAreForgotten(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		l := New(dumbConn{})
-		defer l.Close()
-		slow := joined(t, l, "slow")
-		unsettled := joined(t, l, "unsettled")
+		l.post.found(w)
+		require.NotNil(t, l.post.tokens["t"].due)
+		l.post.deliver("8 1 t")
+		l.post.found(w)
+		require.Nil(t, l.post.tokens["t"].due)
+	},
+	"A Locker remembers the last tokens that have waited, all that wait, and all that are being released": func(t *testing.T, l *Locker) {
+		// Messages that a waiter has not read yet hold up nobody.
+		slow, unsettled := joined(t, l, "slow"), joined(t, l, "unsettled")
 		l.post.outlived(unsettled)
 		l.post.leave(unsettled, false)
 		defer func() { unsettled.answers <- answer{} }()
@@ -139,15 +94,10 @@ func TestTokensAreForgotten(t *testing.T) {
 		}
 		require.EqualValues(t, 0, slow.mail.granted.fence)
 		l.post.leave(slow, true)
-	})
-}
-
-// A release was not sent, but a message that came meanwhile lets the token be released in the background.
-func TestEffectOfAReleaseNotSent(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
+	},
+	"A release was not sent, but a message that came meanwhile lets the token be released in the background": func(t *testing.T, l *Locker) {
+		l.post.leave(joined(t, l, "t"), true)
 		for _, message := range []bool{false, true} {
-			l := New(dumbConn{reply: int64(1)})
-			l.post.leave(joined(t, l, "t"), true)
 			l.post.releasing("k", "t", false)
 			if message {
 				l.post.deliver("8 1 t")
@@ -155,20 +105,44 @@ func TestEffectOfAReleaseNotSent(t *testing.T) {
 			_, err := l.post.released(t.Context(), "k", "t", 0, false, mark(context.DeadlineExceeded))
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			require.Equal(t, !message, dlock.NoEffect(err))
-			l.Close()
 		}
-	})
-}
-
-// A token that votes again and again is remembered once.
-func TestVotesAreRememberedOnce(t *testing.T) {
-	bubble.Test(t, func(t *testing.T) {
-		l := New(dumbConn{})
-		defer l.Close()
+	},
+	"A token that votes again and again is remembered once": func(t *testing.T, l *Locker) {
 		for i := range 3 {
 			l.post.leave(joined(t, l, "t", "place", "floor"), i > 0)
 		}
 		require.Len(t, l.post.tokens, 1)
 		require.Len(t, l.post.order, 1)
-	})
+	},
+}
+
+func TestPosts(t *testing.T) {
+	for name, play := range posts {
+		t.Run(name, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
+				l := New(dumbConn{reply: int64(1)})
+				defer l.Close()
+				play(t, l)
+			})
+		})
+	}
+}
+
+// A wait that was busy finds two things at once: its inbox has changed, and a message came
+// afterwards. It does not use the old clock to date the message, whichever it reads first.
+func TestChangeBeforeMessage(t *testing.T) {
+	for range 20 {
+		bubble.Test(t, func(t *testing.T) {
+			l := New(dumbConn{reply: []any{int64(answerFound), int64(8), int64(1_000_000), int64(2_000_000)}})
+			defer l.Close()
+			w := joined(t, l, "t")
+			w.timer, w.news = time.NewTimer(time.Hour), news{clock: 1, sent: time.Now()}
+			w.mail = mail{changed: true, granted: handover{fence: 7, time: 100_000_000}}
+			w.ring()
+			attempt, err := w.run()
+			l.post.leave(w, false)
+			require.NoError(t, err)
+			require.EqualValues(t, 8, attempt.Fence, "the fence of the answer")
+		})
+	}
 }

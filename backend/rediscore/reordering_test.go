@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -37,8 +36,7 @@ func TestEnqueueAfterReleaseOfCancelled(t *testing.T) {
 				if free {
 					s.release("H")
 				}
-				released := make(chan bool, 1)
-				go func() { released <- a.release("A") }()
+				released := a.beginRelease("A")
 				release.Execute()
 				enqueue.Execute()
 				if early {
@@ -49,7 +47,7 @@ func TestEnqueueAfterReleaseOfCancelled(t *testing.T) {
 					require.Empty(s, released)
 					enqueue.Answer()
 				}
-				require.Equal(s, free, <-released)
+				require.Equal(s, dlock.RenewResult{Held: free}, <-released)
 				require.NotEqual(s, "A", s.holder())
 				require.Empty(s, s.queue())
 				require.Equal(s, 2, a.calls(rediscore.ReleaseScript, "A"))
@@ -116,7 +114,7 @@ func TestPlaceIsTakenAgain(t *testing.T) {
 		inScene(t, func(s *scene, a *actor) {
 			b := s.enter()
 			w := a.acquire("A")
-			ticket := s.ticket("A")
+			ticket := s.text("ZSCORE", s.keys.queue, "A")
 			other := b.acquire("B")
 			s.release("A") // by a verdict of death that was wrong
 			enqueue := a.holdCall(rediscore.EnqueueScript, "A")
@@ -130,12 +128,10 @@ func TestPlaceIsTakenAgain(t *testing.T) {
 				require.False(s, dlock.NoEffect(w.err))
 				enqueue.Execute()
 			}
-			require.Equal(s, ticket, s.ticket("A"), "the ticket that it brings")
+			require.Equal(s, ticket, s.text("ZSCORE", s.keys.queue, "A"), "the ticket that it brings")
 			require.Equal(s, []string{"A", "B"}, s.queue())
 			if !answered {
-				held, err := a.Release(s.Context(), "k", "A")
-				require.NoError(s, err)
-				require.False(s, held)
+				require.False(s, a.release("A"))
 			}
 			s.release("H")
 			if answered {
@@ -178,25 +174,6 @@ func TestLateMessage(t *testing.T) {
 	}
 }
 
-// acquire lets a Client wait for the lock, and returns a function that waits for its lease.
-func (s *scene) acquire(c *dlock.Client) func() *dlock.Lease {
-	done := make(chan struct{})
-	var lease *dlock.Lease
-	var err error
-	go func() {
-		defer close(done)
-		lease, err = c.Acquire(s.Context(), "k")
-	}()
-	time.Sleep(time.Millisecond)
-	synctest.Wait()
-	return func() *dlock.Lease {
-		s.Helper()
-		<-done
-		require.NoError(s, err)
-		return lease
-	}
-}
-
 // A wait is cancelled while the answer with the grant is in flight.
 func TestCancelDuringGrant(t *testing.T) {
 	for _, script := range []*rediscore.Script{rediscore.EnqueueScript, rediscore.CheckInScript} {
@@ -210,29 +187,6 @@ func TestCancelDuringGrant(t *testing.T) {
 			w.cancelled()
 			call.Answer()
 			w.released()
-			s.requireClean()
-		})
-	}
-}
-
-// A wait is cancelled when its grant has come. It may return either, and that is true.
-func TestCancelAfterGrant(t *testing.T) {
-	for range 20 {
-		inScene(t, func(s *scene, a *actor) {
-			message := a.holdMessage("A")
-			w := a.acquire("A")
-			s.release("H")
-			message.Await()
-			go w.cancel()
-			message.Deliver()
-			require.True(s, w.over())
-			if w.err == nil {
-				w.granted()
-			} else {
-				require.ErrorIs(s, w.err, context.Canceled)
-				require.False(s, w.Acquired)
-			}
-			s.release("A")
 			s.requireClean()
 		})
 	}
@@ -258,7 +212,6 @@ var reorderings = scenes{
 		next.served()
 		s.requireClean()
 	},
-
 	"The enqueue of a cancelled wait gets no answer, and arrives after the release of its token": func(s *scene, a *actor) {
 		b := s.enter()
 		a.open()
@@ -274,76 +227,30 @@ var reorderings = scenes{
 		next.served()
 		s.requireClean()
 	},
-
 	"A release that comes after one in the background was executed has found nothing, and does not claim what that has found": func(s *scene, a *actor) {
 		message := a.holdMessage("A")
 		w := a.acquire("A")
 		s.release("H")
 		w.granted()
 		lost := a.holdCall(rediscore.ReleaseScript, "A")
-		go a.Release(s.Context(), "k", "A")
+		a.beginRelease("A")
 		lost.Await()
 		message.Deliver()
 		giveBack := a.holdCall(rediscore.ReleaseScript, "A")
 		lost.Return(nil, errLost)
 		giveBack.Execute()
-		released := make(chan bool, 1)
-		go func() { released <- a.release("A") }()
+		released := a.beginRelease("A")
 		time.Sleep(time.Second)
 		giveBack.Answer()
-		require.False(s, <-released)
+		require.Equal(s, dlock.RenewResult{}, <-released)
 		s.requireClean()
 	},
-
-	"The inbox is open before the answer to the enqueue. The check-in waits for the answer": func(s *scene, a *actor) {
-		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
-		w := a.acquire("A")
-		time.Sleep(time.Second)
-		require.Zero(s, a.calls(rediscore.CheckInScript, "A"), "checks in before the token is in the queue")
-		enqueue.Answer()
-		require.Equal(s, 1, a.calls(rediscore.CheckInScript, "A"))
-		s.release("H")
-		w.grantedNow()
-	},
-
-	"A message that overtakes the answer to the enqueue is dated by that answer. There is no further round trip": func(s *scene, a *actor) {
-		a.open()
-		enqueue := a.holdCall(rediscore.EnqueueScript, "A")
-		w := a.acquire("A")
-		enqueue.Execute()
-		message := a.holdMessage("A")
-		time.Sleep(time.Millisecond)
-		s.release("H")
-		time.Sleep(300 * time.Millisecond) // the grant ages
-		message.Deliver()
-		require.False(s, w.over())
-		enqueue.Answer()
-		w.grantedNow()
-		require.Zero(s, a.calls(rediscore.CheckInScript, "A"))
-		w.released()
-		s.requireClean()
-	},
-
-	"The inbox was opened again, so that it may be on another server, and a message comes before any answer": func(s *scene, a *actor) {
-		w := a.acquire("A")
-		checkIn, message := a.holdCall(rediscore.CheckInScript, "A"), a.holdMessage("A")
-		a.conn.Cut()
-		checkIn.Await()
-		time.Sleep(300 * time.Millisecond)
-		s.release("H")
-		time.Sleep(300 * time.Millisecond)
-		message.Deliver()
-		checkIns := a.calls(rediscore.CheckInScript, "A")
-		require.False(s, w.over())
-		checkIn.Return(nil, errLost)
-		w.granted()
-		require.Greater(s, a.calls(rediscore.CheckInScript, "A"), checkIns, "it checks in when")
-	},
-
 	"A grant that is found after it has ended does not count, nor does its fence": func(s *scene, a *actor) {
 		// The token is tried once more, given up, and released. The wait goes on with a new token.
 		c := dlock.New(a, dlock.WithTTL(time.Second))
-		lease := s.acquire(c)
+		var lease *dlock.Lease
+		leased := begin(func() (err error) { lease, err = c.Acquire(s.Context(), "k"); return err })
+		time.Sleep(time.Millisecond)
 		token := s.queue()[0]
 		message := a.holdMessage(token)
 		s.release("H")
@@ -359,14 +266,13 @@ var reorderings = scenes{
 		require.NotEqual(s, token, s.queue()[0])
 		require.Equal(s, "rival", s.holder())
 		s.release("rival")
-		got := lease()
-		require.NotEqual(s, token, got.Token())
-		require.Greater(s, got.Fence(), fence)
-		require.NoError(s, got.Release())
+		require.NoError(s, <-leased)
+		require.NotEqual(s, token, lease.Token())
+		require.Greater(s, lease.Fence(), fence)
+		require.NoError(s, lease.Release())
 		require.NoError(s, c.Close())
 		s.requireClean()
 	},
-
 	"A release waits for the last call of its token's wait until its ctx ends": func(s *scene, a *actor) {
 		// What that call is granted later is released nevertheless.
 		enqueue := a.holdCall(rediscore.EnqueueScript, "A")

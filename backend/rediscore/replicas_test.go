@@ -25,7 +25,6 @@ func (s *scene) reached(n int) {
 
 // withReplicas is inScene on a server with three replicas, with a Locker that wants two of them.
 func withReplicas(t *testing.T, play func(s *scene, a *actor)) {
-	t.Helper()
 	inScene(t, func(s *scene, _ *actor) {
 		for range 3 {
 			s.server.NewReplica()
@@ -206,7 +205,7 @@ func TestEvalByMaster(t *testing.T) {
 					return "a", nil
 				case "x":
 					asked++
-					return "", rediscore.ErrNoMaster
+					return "", errDown
 				}
 				return address, nil
 			}, func(node string, asking bool, numbers []int) {
@@ -234,4 +233,5 @@ func TestEvalByMaster(t *testing.T) {
 	results := make([]rediscore.Result, 1)
 	rediscore.EvalByMaster(make([]rediscore.Call, 1), results, func(rediscore.Call, string) (string, error) { return "", rediscore.ErrNoMaster }, nil)
 	require.Equal(t, rediscore.ErrNoMaster, results[0].Err)
+	require.Equal(t, temporary, verdictOf(rediscore.ErrNoMaster), "the client is going to know it")
 }

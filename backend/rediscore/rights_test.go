@@ -159,7 +159,6 @@ func TestDryRun(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
 	do := func(args ...string) any {
-		t.Helper()
 		reply, err := conn.Do(args[0], redis.Args{}.AddFlat(args[1:])...)
 		require.NoError(t, err, args)
 		return reply

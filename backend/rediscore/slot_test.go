@@ -3,7 +3,7 @@ package rediscore_test
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
+	"fmt"
 	"slices"
 	"strconv"
 	"sync"
@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/redistest"
@@ -24,7 +25,6 @@ import (
 // requireSameSlot fails unless Slot and the server agree on the slot of the lock, and the lock's
 // companions are in that slot.
 func requireSameSlot(t testing.TB, server redis.Conn, prefix, key string) {
-	t.Helper()
 	keys, slot := rediscore.KeysOf(prefix, key, true), rediscore.Slot(prefix+key)
 	all := append(keys[:], rediscore.Companion(prefix, slot, "dlock1:inbox:x"))
 	for _, name := range all {
@@ -56,30 +56,6 @@ func FuzzSlot(f *testing.F) {
 	f.Fuzz(func(t *testing.T, prefix, key string) { requireSameSlot(t, c, prefix, key) })
 }
 
-func TestSlotOfRandomNames(t *testing.T) {
-	c := dial(t, redistest.Start(t, "--cluster-enabled", "yes"))
-	r := rand.New(rand.NewPCG(1, 2))
-	for range 5000 {
-		requireSameSlot(t, c, randomName(r, 8), "x"+randomName(r, 40))
-	}
-}
-
-// randomName returns a name with many braces.
-func randomName(r *rand.Rand, limit int) string {
-	name := make([]byte, r.IntN(limit))
-	for i := range name {
-		switch r.IntN(5) {
-		case 0:
-			name[i] = '{'
-		case 1:
-			name[i] = '}'
-		default:
-			name[i] = byte(r.IntN(256))
-		}
-	}
-	return string(name)
-}
-
 // While a slot is moved, a lock and its companions are on two masters for a while. Nobody is granted the
 // lock then, but its lease is renewed and released as ever.
 func TestSlotIsMoved(t *testing.T) {
@@ -88,7 +64,6 @@ func TestSlotIsMoved(t *testing.T) {
 		conn := sim.Dial(cluster.Nodes[0], nil)
 		l := lockerOn(t, conn)
 		requireRefused := func(err error) {
-			t.Helper()
 			require.ErrorContains(t, err, "TRYAGAIN")
 			require.True(t, dlock.NoEffect(err))
 		}
@@ -134,23 +109,6 @@ func TestSlotIsMoved(t *testing.T) {
 	})
 }
 
-// A call that is redirected to a node that the client does not know has no effect. The client is going to
-// know it.
-func TestRedirectionToAStranger(t *testing.T) {
-	results := make([]rediscore.Result, 1)
-	rediscore.EvalByMaster(make([]rediscore.Call, 1), results,
-		func(_ rediscore.Call, address string) (string, error) {
-			if address != "" {
-				return "", errDown
-			}
-			return "known", nil
-		},
-		func(string, bool, []int) { results[0].Err = sim.Error("MOVED 1 stranger:6379") })
-	var failed *dlock.NoEffectError
-	require.ErrorAs(t, results[0].Err, &failed)
-	require.True(t, failed.Temporary)
-}
-
 // The client of a cluster may follow redirections in vain while the nodes disagree. The Client repeats
 // its first attempt then. What a client of one server is told so is a refusal.
 func TestNodesDisagree(t *testing.T) {
@@ -186,7 +144,22 @@ func TestNodesDisagree(t *testing.T) {
 // A single is the client of a single server, which may be a node of a cluster.
 type single struct {
 	*sim.Conn
+	trips int
 	waits int // calls that wait for replicas
+}
+
+// dialSingle returns a client of a server that refuses keys of several slots, in other words than its own unless they are
+// empty.
+func dialSingle(server *sim.Server, refusal sim.Error) *single {
+	s := new(single)
+	s.Conn = sim.Dial(server, func(t sim.Trip) (f sim.Fate) {
+		s.trips++
+		if keys := t.Calls[0].Keys(); refusal != "" && len(keys) > 1 && rediscore.Slot(keys[0]) != rediscore.Slot(keys[1]) {
+			f.Results = slices.Repeat([]rediscore.Result{{Err: refusal}}, len(t.Calls))
+		}
+		return f
+	})
+	return s
 }
 
 func (*single) Cluster() bool { return false }
@@ -202,7 +175,7 @@ func TestCounterOfACluster(t *testing.T) {
 	const proxied = "ERR every key of a script goes to one shard"
 	for name, c := range map[string]struct {
 		prefix, key string
-		refusal     string // in place of the cluster's
+		refusal     sim.Error // in place of the cluster's
 		opts        []rediscore.Option
 		most        int // trips of the first call
 	}{
@@ -220,14 +193,8 @@ func TestCounterOfACluster(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble.Test(t, func(t *testing.T) {
-				server, trips := sim.NewCluster(1, 1).Nodes[0], 0
-				plain := &single{Conn: sim.Dial(server, func(t sim.Trip) (f sim.Fate) {
-					trips++
-					if keys := t.Calls[0].Keys(); c.refusal != "" && len(keys) > 1 && rediscore.Slot(keys[0]) != rediscore.Slot(keys[1]) {
-						f.Results = []rediscore.Result{{Err: sim.Error(c.refusal)}}
-					}
-					return f
-				})}
+				server := sim.NewCluster(1, 1).Nodes[0]
+				plain := dialSingle(server, c.refusal)
 				a := lockerOn(t, plain, append(c.opts, rediscore.WithPrefix(c.prefix))...)
 				b := lockerOn(t, sim.Dial(server, nil), rediscore.WithPrefix(c.prefix))
 				last := int64(0)
@@ -237,10 +204,9 @@ func TestCounterOfACluster(t *testing.T) {
 					require.Greater(t, attempt.Fence, last)
 					last = attempt.Fence
 					held, err := l.Release(t.Context(), c.key, "t")
-					require.NoError(t, err)
-					require.True(t, held)
+					require.True(t, held, err)
 					if i == 0 {
-						require.Equal(t, c.most, trips-1, "trips of the first call")
+						require.Equal(t, c.most, plain.trips-1, "trips of the first call")
 						require.Equal(t, name[:2] == "on", plain.waits == c.most, "each trip waits for replicas")
 					}
 				}
@@ -253,7 +219,7 @@ func TestCounterOfACluster(t *testing.T) {
 // A single server that becomes a cluster: fences rise with the clock.
 func TestServerBecomesACluster(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		conn := &single{Conn: sim.Dial(sim.NewServer(), nil)}
+		conn := dialSingle(sim.NewServer(), "")
 		l := lockerOn(t, conn)
 		before, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
 		require.NoError(t, err)
@@ -269,16 +235,7 @@ func TestServerBecomesACluster(t *testing.T) {
 // Calls that are refused at once, in words that are not known, all learn of the slots.
 func TestSlotsAreLearntTogether(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
-		conn := &single{Conn: sim.Dial(sim.NewCluster(1, 0).Nodes[0], func(trip sim.Trip) sim.Fate {
-			f := sim.Fate{Request: sim.Leg{Delay: time.Millisecond}}
-			for _, call := range trip.Calls {
-				if keys := call.Keys(); len(keys) > 1 && rediscore.Slot(keys[0]) != rediscore.Slot(keys[1]) {
-					f.Results = slices.Repeat([]rediscore.Result{{Err: sim.Error("ERR one shard only")}}, len(trip.Calls))
-				}
-			}
-			return f
-		})}
-		l := lockerOn(t, conn)
+		l := lockerOn(t, dialSingle(sim.NewCluster(1, 0).Nodes[0], "ERR one shard only"))
 		var all sync.WaitGroup
 		for i := range 20 {
 			all.Go(func() {
@@ -309,4 +266,200 @@ func TestOutageIsNoCluster(t *testing.T) {
 		keys := rediscore.KeysOf("", "k", false)
 		require.ElementsMatch(t, keys[:2], server.Keys())
 	})
+}
+
+// setOf is a set of keys, each with a token that begins with "S".
+func setOf(keys ...string) (set []dlock.Acquisition) {
+	for _, key := range keys {
+		set = append(set, dlock.Acquisition{Key: key, Token: "S" + key, TTL: ttl})
+	}
+	return set
+}
+
+// A set takes all locks, with fences as for one after the other, or changes nothing.
+func TestSet(t *testing.T) {
+	got, free, held := dlock.Attempt{Acquired: true}, dlock.Attempt{Free: true}, dlock.Attempt{Holder: "H", Remaining: ttl}
+	for name, c := range map[string]struct {
+		before func(k, l, m *bench)
+		want   []dlock.Attempt // or nil for ErrUnsupported
+	}{
+		"free":                  {func(k, l, m *bench) {}, []dlock.Attempt{got, got, got}},
+		"counter ahead":         {func(k, l, m *bench) { k.do("SET", k.keys.counter, k.now()+second) }, []dlock.Attempt{got, got, got}},
+		"one held":              {func(k, l, m *bench) { m.hold("H") }, []dlock.Attempt{free, free, held}},
+		"two held":              {func(k, l, m *bench) { k.hold("H"); m.hold("H") }, []dlock.Attempt{held, free, held}},
+		"one held, no right":    {func(k, l, m *bench) { m.hold("H"); k.forbid("HMGET") }, []dlock.Attempt{free, free, held}},
+		"its own":               {func(k, l, m *bench) { k.hold("Sk"); l.hold("Sl"); time.Sleep(time.Second) }, []dlock.Attempt{got, got, got}},
+		"its own, longer":       {func(k, l, m *bench) { l.hold("Sl"); l.do("PEXPIRE", "l", 2*ttl.Milliseconds()) }, []dlock.Attempt{got, got, got}},
+		"its own, never ends":   {func(k, l, m *bench) { l.do("SET", "l", "Sl") }, []dlock.Attempt{got, got, got}},
+		"its own, one held":     {func(k, l, m *bench) { l.hold("Sl"); m.hold("H") }, []dlock.Attempt{free, free, held}},
+		"its own, with waiters": {func(k, l, m *bench) { l.hold("Sl"); l.wait("A", "") }, []dlock.Attempt{got, got, got}},
+		"free, with a waiter":   {func(k, l, m *bench) { l.hold("H"); l.wait("A", ""); l.expire() }, nil},
+		"free, with the dead":   {func(k, l, m *bench) { l.crowd(2, "dead", "pnobody") }, nil},
+		"no lock":               {func(k, l, m *bench) { l.do("HSET", "l", "f", "v") }, nil},
+		"no queue":              {func(k, l, m *bench) { l.do("HSET", l.keys.queue, "f", "v"); l.do("PEXPIRE", l.keys.queue, 1000) }, nil},
+		"no counter":            {func(k, l, m *bench) { l.do("HSET", l.keys.counter, "f", "v"); l.do("PEXPIRE", l.keys.counter, 1000) }, nil},
+		"counter too large":     {func(k, l, m *bench) { k.do("SET", k.keys.counter, int64(1<<53-16), "PX", dayInMS) }, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			atBench(t, "", "k", func(k *bench) {
+				l, m := k.of("l"), k.of("m")
+				c.before(k, l, m)
+				contents := func() (all []store) { // but for the counter of fences
+					for _, b := range []*bench{k, l, m} {
+						s, _ := storeOf(k.server, []string{b.keys.lock, "", b.keys.queue, b.keys.waiters})
+						all = append(all, s)
+					}
+					return all
+				}
+				before := contents()
+				attempts, err := k.locker.TryAcquireSet(k.Context(), setOf("k", "l", "m"))
+				if c.want == nil {
+					require.ErrorIs(k, err, errors.ErrUnsupported)
+					require.True(k, dlock.NoEffect(err))
+				} else {
+					require.NoError(k, err)
+				}
+				if c.want == nil || !c.want[0].Acquired {
+					require.Equal(k, before, contents())
+				}
+				for i, want := range c.want {
+					if want.Acquired {
+						want.Fence = k.store().Fence - 16 + 8*int64(i)
+					}
+					require.Equal(k, want, attempts[i])
+				}
+			})
+		})
+	}
+}
+
+// Whatever waits for a free lock of a set, attempts for each key serve it, and the set is taken at last.
+func TestSetAndWaiters(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		set := func() []dlock.Attempt {
+			attempts, err := a.TryAcquireSet(s.Context(), setOf("j", "k"))
+			if errors.Is(err, errors.ErrUnsupported) {
+				_, err = a.TryAcquire(s.Context(), "k", "Sk", ttl)
+				require.NoError(s, err)
+				attempts, err = a.TryAcquireSet(s.Context(), setOf("j", "k"))
+			}
+			require.NoError(s, err)
+			return attempts
+		}
+		w := a.acquire("A")
+		handed := time.Now()
+		s.expire() // nobody notices, but the set
+		require.Equal(s, []dlock.Attempt{{Free: true}, {Holder: "A", Remaining: ttl, HeldSince: time.UnixMicro(handed.UnixMicro())}}, set())
+		w.granted()
+		s.crowd(12_000, "dead", "pnobody")
+		s.expire()
+		require.True(s, set()[1].Acquired)
+	})
+}
+
+// A set that cannot be one call for a reason that is known sends nothing.
+func TestSetIsChecked(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		for text, set := range map[string][]dlock.Acquisition{
+			"set: empty":                      {},
+			`set: key "l" is named twice`:     setOf("l", "m", "l"),
+			"key: empty (element 1 of a set)": setOf("l", ""),
+			"token: empty (element 0":         {{Key: "l", TTL: ttl}},
+			"TTL 0s":                          {{Key: "l", Token: "S"}},
+		} {
+			_, err := a.TryAcquireSet(s.Context(), set)
+			require.ErrorIs(s, err, dlock.ErrInvalid)
+			require.ErrorContains(s, err, text)
+			require.Equal(s, noEffect, verdictOf(err))
+		}
+		var many []string
+		for i := range 257 {
+			many = append(many, fmt.Sprint(i))
+		}
+		for _, keys := range [][]string{many, {"l", "{06S}"}} { // which has the other counter
+			_, err := a.TryAcquireSet(s.Context(), setOf(keys...))
+			require.ErrorIs(s, err, errors.ErrUnsupported)
+		}
+		require.Empty(s, a.asked(0))
+		for _, keys := range [][]string{many[1:], {"{06S}a", "{06S}b"}} {
+			attempts, err := a.TryAcquireSet(s.Context(), setOf(keys...))
+			require.NoError(s, err)
+			require.True(s, attempts[len(keys)-1].Acquired)
+		}
+	})
+}
+
+// Where a proxy refuses the script, sets are not tried again. Another error says what it says of an attempt.
+func TestSetIsRefused(t *testing.T) {
+	inScene(t, func(s *scene, a *actor) {
+		try := func(answer error) error {
+			a.answers(func(call rediscore.Call) (any, error) {
+				if call.Script == rediscore.SetScript {
+					return nil, answer
+				}
+				return int64(0), nil
+			})
+			_, err := a.TryAcquireSet(s.Context(), setOf("l", "m"))
+			return err
+		}
+		for answer, want := range map[error]verdict{
+			sim.Error("OOM command not allowed when used memory > 'maxmemory'."):          state,
+			sim.Error("NOPERM this user has no permissions to run the 'evalsha' command"): noEffect,
+			sim.Error("LOADING Redis is loading the dataset in memory"):                   temporary,
+			sim.Error("ERR upstream failure"):                                             unknown,
+			errors.New("a command was not allowed"):                                       unknown,
+		} {
+			err := try(answer)
+			require.Equal(s, want, verdictOf(err), "%v", err)
+			require.NotErrorIs(s, err, errors.ErrUnsupported)
+		}
+		a.replies(nil, sim.Error("ERR a command has failed upstream"))
+		_, err := a.TryAcquireSet(s.Context(), setOf("l", "m"))
+		require.Equal(s, unknown, verdictOf(err), "nothing is answered")
+		refused := sim.Error(adaptertest.RefuseText(rediscore.SetScript.Source))
+		require.ErrorIs(s, try(refused), errors.ErrUnsupported)
+		n := len(a.asked(0))
+		require.ErrorIs(s, try(nil), errors.ErrUnsupported)
+		require.Empty(s, a.asked(n))
+	})
+}
+
+// A set in a cluster is one call if its keys have one slot, also if the Locker hears of the slots only then.
+func TestSetInACluster(t *testing.T) {
+	const proxied = "ERR every key of a script goes to one shard"
+	for name, c := range map[string]struct {
+		refusal sim.Error // in place of the cluster's
+		opts    []rediscore.Option
+		most    int // trips
+	}{
+		"plain":         {"", nil, 2},
+		"unknown words": {proxied, nil, 5},
+		"on replicas":   {"", []rediscore.Option{rediscore.WithReplicas(1, time.Second)}, 2},
+		"by an option":  {"", []rediscore.Option{rediscore.WithCounterBySlot(true)}, 1},
+	} {
+		for _, tag := range []string{"{t}", ""} {
+			t.Run(name+tag, func(t *testing.T) {
+				atBench(t, "", "k", func(b *bench) {
+					server, most := sim.NewCluster(1, 1).Nodes[0], c.most
+					conn := dialSingle(server, c.refusal)
+					l := lockerOn(b.T, conn, append(c.opts, rediscore.WithPrefix("p:"))...)
+					for range 2 {
+						attempts, err := l.TryAcquireSet(b.Context(), setOf(tag+"a", tag+"b"))
+						if tag == "" {
+							require.ErrorIs(b, err, errors.ErrUnsupported)
+							require.Equal(b, most-1, conn.trips)
+							require.Empty(b, server.Keys())
+							continue
+						}
+						require.NoError(b, err)
+						require.Equal(b, attempts[0].Fence+8, attempts[1].Fence)
+						require.Equal(b, most, conn.trips)
+						require.ElementsMatch(b, []string{"p:{t}a", "p:{t}b", rediscore.KeysOf("p:", "{t}", true)[1]}, server.Keys())
+						most++
+					}
+					require.Equal(b, name == "on replicas", conn.waits > 0)
+				})
+			})
+		}
+	}
 }

@@ -17,77 +17,13 @@ import (
 )
 
 func (b *bench) vote(token string, floor int64) quorum.Ballot {
-	b.Helper()
 	ballot, err := b.locker.Vote(b.Context(), b.key, token, ttl, floor)
 	require.NoError(b, err)
 	return ballot
 }
 
-func (b *bench) acquireVote(token string, floor int64) quorum.Ballot {
-	b.Helper()
-	ballot, err := b.locker.AcquireVote(b.Context(), b.key, token, ttl, floor, 1)
-	require.NoError(b, err)
-	return ballot
-}
-
-// confirm confirms one lease.
-func (b *bench) confirm(token string, fence int64) quorum.Ballot {
-	b.Helper()
-	ballots, err := b.locker.Confirm(b.Context(), []quorum.Confirmation{{Renewal: dlock.Renewal{Key: b.key, Token: token, TTL: time.Hour}, Fence: fence}})
-	require.NoError(b, err)
-	require.NoError(b, ballots[0].Err)
-	return ballots[0]
-}
-
 func (b *bench) pass(token, to string, floor int64) bool {
-	b.Helper()
-	held, err := b.locker.Pass(b.Context(), b.key, token, to, floor)
-	require.NoError(b, err)
-	return held
-}
-
-// The age of a store begins again whenever it may have forgotten something.
-func TestAge(t *testing.T) {
-	for name, c := range map[string]struct {
-		strike func(b *bench) *sim.Server
-		same   bool // the Store
-	}{
-		"emptied":   {func(b *bench) *sim.Server { b.server.FlushAll(); return b.server }, true},
-		"restarted": {func(b *bench) *sim.Server { b.server.Restart(); return b.server }, false},
-		"replaced by a replica": {func(b *bench) *sim.Server {
-			replica := b.server.NewReplica()
-			require.Contains(b, replica.Keys(), b.keys.birth)
-			replica.Promote()
-			return replica
-		}, false},
-		"its clock was set back": {func(b *bench) *sim.Server { b.server.SetClock(-time.Hour); return b.server }, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			atBench(t, "", "k", func(b *bench) {
-				var stores []string
-				for i := range 2 {
-					first := b.vote("A", 0)
-					require.Zero(b, first.Age, "when %d strikes are over", i)
-					require.NotEmpty(b, first.Store)
-					stores = append(stores, first.Store)
-					time.Sleep(20 * time.Millisecond)
-					confirmed, other, passed, waited := b.confirm("A", 0), b.of("k2").vote("B", 0), b.vote("C", 0), b.of("k3").acquireVote("D", 0)
-					require.False(b, passed.Acquired)
-					for _, ballot := range []quorum.Ballot{confirmed, other, passed, waited} {
-						require.Equal(b, 20*time.Millisecond, ballot.Age)
-						require.Equal(b, first.Clock+20_000, ballot.Clock)
-						require.Equal(b, first.Store, ballot.Store)
-					}
-					if i == 0 {
-						require.Equal(b, b.now(), waited.Clock)
-						b = b.at(c.strike(b), "")
-					}
-				}
-				require.Equal(b, c.same, stores[0] == stores[1], "%q", stores)
-				require.Equal(b, stores[1], b.at(b.server, "p:").vote("A", 0).Store, "with another prefix")
-			})
-		})
-	}
+	return b.is(b.locker.Pass(b.Context(), b.key, token, to, floor))
 }
 
 // Confirm refuses what cannot be meant, and confirms the others of its batch.
@@ -144,13 +80,12 @@ func TestMayNotVote(t *testing.T) {
 		atBench(t, "", "k", func(b *bench) {
 			b.hold("H")
 			b.forbid("INFO")
-			before := b.state()
+			before := b.store()
 			_, err := methodsOf(b.Context(), b.locker, "k", map[bool]string{true: "H", false: "A"}[name == "Confirm"], time.Hour)[name]()
 			require.ErrorIs(b, err, dlock.ErrInvalid, name)
 			require.ErrorContains(b, err, "to vote", name)
 			require.True(b, rediscore.Forbidden(err), "%s: %v", name, err)
-			require.Equal(b, before, b.state(), name)
-			require.EqualValues(b, 60_000, b.number("PTTL", "k"), name)
+			require.Equal(b, before, b.store(), name)
 		})
 	}
 }
@@ -162,12 +97,11 @@ func TestBallotOfMessage(t *testing.T) {
 		a.answers(func(rediscore.Call) (any, error) {
 			return append(waits(0, "H", 60_000), []any{int64(5000), "store", time.Now().UnixMicro(), int64(1)}), nil
 		})
-		done := make(chan quorum.Ballot, 1)
-		go func() {
+		done := begin(func() quorum.Ballot {
 			ballot, err := a.AcquireVote(s.Context(), "k", "t", time.Minute, 77, 3)
 			require.NoError(s, err)
-			done <- ballot
-		}()
+			return ballot
+		})
 		time.Sleep(time.Second)
 		args := a.asked(0)[0].args()
 		args[2] = "" // unless the inbox was open already
@@ -211,8 +145,7 @@ func TestVoteIsCastAgain(t *testing.T) {
 
 				next := b.acquireVote("B", 6)
 				passing := a.holdCall(rediscore.PassScript, "A")
-				passed := make(chan bool, 1)
-				go func() { held, _ := a.Pass(s.Context(), s.key, "A", "", 0); passed <- held }()
+				passed := begin(func() bool { return s.is(a.Pass(s.Context(), s.key, "A", "", 0)) })
 				passing.Execute()
 				deliver("during the pass")
 				passing.Answer()
@@ -312,8 +245,7 @@ var votings = scenes{
 		enlist, message := a.holdCall(rediscore.EnlistScript, "A"), a.holdMessage("A")
 		a.acquireVote("A", 5).cancelled()
 		pass := a.holdCall(rediscore.PassScript, "A")
-		passed := make(chan bool, 1)
-		go func() { held, _ := a.Pass(s.Context(), s.key, "A", "", 0); passed <- held }()
+		passed := begin(func() bool { return s.is(a.Pass(s.Context(), s.key, "A", "", 0)) })
 		pass.Execute()
 		enlist.Execute()
 		s.release("H")
@@ -330,14 +262,13 @@ var votings = scenes{
 		require.True(s, a.pass("A", "", 0))
 		s.requireClean()
 	},
-
 	"A vote that a check-in finds is no sign of life of its inbox: waits that vote check in each for itself": func(s *scene, a *actor) {
 		w := a.acquireVote("A", 5)
 		a.holdMessage("A")
 		s.release("H")
 		time.Sleep(checkInLatest)
 		w.grantedNow()
-		require.Empty(s, s.field("@p"+a.inbox().Channel))
+		require.Empty(s, s.store().Fields["@p"+a.inbox().Channel])
 	},
 }
 

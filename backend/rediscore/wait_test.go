@@ -284,10 +284,7 @@ func TestMessageDuringTheRelease(t *testing.T) {
 				s.expire()
 			}
 			release := a.holdCall(rediscore.ReleaseScript, "A")
-			var held bool
-			var err error
-			done := make(chan struct{})
-			go func() { held, err = a.Release(s.Context(), "k", "A"); close(done) }()
+			done := a.beginRelease("A")
 			release.Await()
 			message.Deliver()
 			require.Equal(s, 1, a.calls(rediscore.ReleaseScript, "A"))
@@ -296,30 +293,13 @@ func TestMessageDuringTheRelease(t *testing.T) {
 			} else {
 				release.Answer()
 			}
-			<-done
-			require.Equal(s, name == "held", held, "the answer of the release")
-			require.Equal(s, name == "lost", errors.Is(err, errLost))
+			r := <-done
+			require.Equal(s, name == "held", r.Held, "the answer of the release")
+			require.Equal(s, name == "lost", errors.Is(r.Err, errLost))
 			require.Equal(s, want, a.calls(rediscore.ReleaseScript, "A"))
 			require.Empty(s, s.holder())
 			require.False(s, a.release("A"))
 			require.Equal(s, want+1, a.calls(rediscore.ReleaseScript, "A"), "nothing more was missed")
-		})
-	}
-}
-
-// A waiter whose user may not check in gets an error, and does not wait forever.
-func TestCheckInIsDenied(t *testing.T) {
-	for _, text := range []string{
-		"NOPERM this user has no permissions to run the 'evalsha' command",
-		"ERR The user executing the script can't run this command or subcommand script: 46d8, on @user_script:86.",
-		"ERR ACL failure in script: User u has no permissions to run the 'hget' command script: 46d8, on @user_script:86.",
-	} {
-		inScene(t, func(s *scene, a *actor) {
-			w := a.acquire("A")
-			a.replies(nil, errors.New(text))
-			time.Sleep(checkInLatest)
-			w.failed(dlock.ErrInvalid)
-			require.ErrorContains(s, w.err, text)
 		})
 	}
 }
@@ -333,7 +313,6 @@ func TestWaitsForTheStore(t *testing.T) {
 				go func() { _, _ = c.Acquire(s.Context(), "k") }()
 			}
 			waiting := func(want int, after time.Duration) {
-				s.Helper()
 				time.Sleep(after)
 				require.Equal(s, want, c.Stats().StoreWaiters, "%v after %v", failure, after)
 			}
@@ -372,7 +351,6 @@ var waitings = scenes{
 		s.release("H")
 		w.grantedNow()
 	},
-
 	"A message waits for the answer to the call in flight, not to the next one: the server's clock may be set back": func(s *scene, a *actor) {
 		w := a.acquire("A")
 		checkIn := a.holdCall(rediscore.CheckInScript, "A")
@@ -385,7 +363,6 @@ var waitings = scenes{
 		require.Greater(s, a.calls(rediscore.CheckInScript, "A"), 2)
 		require.False(s, w.over())
 	},
-
 	"An answer that was in flight when the inbox changed may come from another server, and does not date a message": func(s *scene, a *actor) {
 		// The message is only a hint, but it came: so the inbox works, and is not opened again.
 		w := a.acquire("A")
@@ -407,16 +384,6 @@ var waitings = scenes{
 		time.Sleep(20 * time.Second)
 		require.Len(s, a.listened(), 1)
 	},
-
-	"A wait whose token is released ends": func(s *scene, a *actor) {
-		// It does not go back into the queue: the token would be served before others in the place of a wait that is over.
-		w := a.acquire("A")
-		n := a.calls(rediscore.EnqueueScript, "A")
-		require.False(s, a.release("A"))
-		w.failed(dlock.ErrReleased)
-		require.Equal(s, n, a.calls(rediscore.EnqueueScript, "A"))
-	},
-
 	"While a waiter goes back into the queue, a message may be of an earlier grant. The answer counts": func(s *scene, a *actor) {
 		w := a.acquire("A")
 		s.release("A")
@@ -429,7 +396,6 @@ var waitings = scenes{
 		enqueue.Answer()
 		w.grantedNow()
 	},
-
 	"When ctx ends, the wait ends at once, even if a call hangs, and returns the last answer": func(s *scene, a *actor) {
 		// The call is limited to five seconds.
 		w := a.acquire("A")
@@ -442,7 +408,6 @@ var waitings = scenes{
 		require.NoError(s, a.Close())
 		require.Equal(s, rediscore.CallLimit, time.Since(a.asked(n)[0].at))
 	},
-
 	"When Close returns, nothing is in flight, so that the client can be closed: what was queued or granted has been released": func(s *scene, a *actor) {
 		a.travels(sim.Fate{Request: sim.Leg{Delay: 2 * time.Second}})
 		w := a.acquire("A")
@@ -455,19 +420,6 @@ var waitings = scenes{
 		require.Empty(s, a.asked(n), "calls after Close")
 		require.Empty(s, s.queue())
 	},
-
-	"The errors of an attempt and of a wait say that a server is too old": func(s *scene, a *actor) {
-		refusal := errors.New("ERR Error running script (call to f_5f45): @user_script:44: @user_script: 44: " +
-			"Write commands are not allowed after non deterministic commands.")
-		a.replies(nil, refusal)
-		_, err := a.TryAcquire(s.Context(), "k", "A", ttl)
-		require.ErrorIs(s, err, refusal)
-		require.ErrorContains(s, err, "before Redis 5")
-		w := a.acquire("A")
-		require.True(s, w.over())
-		require.ErrorContains(s, w.err, "before Redis 5")
-	},
-
 	"A wait whose inbox cannot be opened is counted once, and one whose inbox is late, as after an outage, is not": func(s *scene, a *actor) {
 		c := dlock.New(a.Locker)
 		var told []error

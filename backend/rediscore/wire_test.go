@@ -38,7 +38,6 @@ func onWire(server *redistest.Server) *rediscore.Locker {
 
 // dial returns a connection to a server.
 func dial(t testing.TB, server *redistest.Server) redis.Conn {
-	t.Helper()
 	conn, err := redis.Dial("tcp", server.Addr())
 	require.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
@@ -55,7 +54,6 @@ func TestEachGrantWrites(t *testing.T) {
 	require.IsType(t, redis.Subscription{}, sub.Receive())
 	l := onWire(server)
 	call := func(s *rediscore.Script, args ...string) any {
-		t.Helper()
 		reply, err := l.EvalScript(t.Context(), s, "k", args...)
 		require.NoError(t, err)
 		return reply
@@ -111,7 +109,6 @@ func TestThousandsOfDeadWaitersOnAServer(t *testing.T) {
 	server := redistest.Start(t)
 	l, keys := onWire(server), rediscore.KeysOf("", "k", false)
 	call := func(s *rediscore.Script, args ...string) {
-		t.Helper()
 		_, err := l.EvalScript(t.Context(), s, "k", args...)
 		require.NoError(t, err)
 	}
@@ -161,7 +158,6 @@ func TestHandoverOnAFullServer(t *testing.T) {
 
 // handedOver returns the holder after a release while a waiter with an inbox waits, and after a command if there is one.
 func handedOver(t *testing.T, server *redistest.Server, command ...string) any {
-	t.Helper()
 	l := onWire(server)
 	for _, call := range []struct {
 		script *rediscore.Script
