@@ -478,7 +478,7 @@ func TestNoConnection(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	down := redistest.Start(t)
-	down.Stop()
+	down.Kill()
 	hang := unanswered(t)
 	sentinel := redistest.StartSentinel(t, server, masterName, 1)
 	nameless := redistest.Start(t, "--cluster-enabled", "yes")

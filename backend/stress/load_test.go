@@ -1,17 +1,12 @@
 package stress
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
-	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -21,7 +16,6 @@ import (
 	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/history"
-	"github.com/dlock-go/dlock/internal/long"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -30,8 +24,7 @@ const (
 	loadPace   = 5 * time.Second // from one fault to the next, at least
 	shortHold  = 60 * time.Millisecond
 	longHold   = 2 * loadTTL      // of leases that are renewed
-	loadKeys   = 6                // of each library, for short holds
-	loadCrowd  = 8                // workers of each process, for these keys
+	loadCrowd  = 8                // workers of each process, for locks that are held shortly
 	retryLimit = 20 * time.Second // for clients and waiters to find the new master, on a busy machine
 
 	masterName = "mymaster"
@@ -60,11 +53,11 @@ func TestTopology(t *testing.T) {
 // topology has as many clients as two processes for each library would have, with WithReplicas and without.
 func topology(t *testing.T, bed redistest.Bed, s clients.Settings, replicas int) *load {
 	l := newLoad(t, bed)
-	s.Addrs, s.Patience, s.Caches = bed.Addrs(), patience, true
+	s.Addrs = bed.Addrs()
 	for _, lib := range clients.Topologies {
 		for range 2 {
-			l.start(lib.Name, func() (closer, func(), error) { return lib.Open(s) })
-			l.start(lib.Name+durable, func() (closer, func(), error) { return lib.Open(s, rediscore.WithReplicas(replicas, patience)) })
+			l.start(lib.Name, openWith(lib, s))
+			l.start(lib.Name+durable, openWith(lib, s, rediscore.WithReplicas(replicas, patience)))
 		}
 	}
 	return l
@@ -84,22 +77,23 @@ func onBeds(t *testing.T, part string, beds map[string]func(*testing.T) *load) {
 				l := start(t)
 				l.strike(d)
 				l.settle()
-				l.report()
+				l.closeAll()
+				l.report(func(v *history.Violation) bool {
+					library, _, _ := strings.Cut(v.Key, "/")
+					return twoMasters(v) && !exact(library)
+				})
+				l.reportWaits()
 			})
 		}
 	})
 	awaitGoroutines()
 }
 
-// A load is a round in which workers use locks on a bed while faults strike it.
+// A load is a round in which workers use locks on a bed.
 type load struct {
-	*journal
-	t       *testing.T
+	*round
 	bed     redistest.Bed
-	workers *workerGroup
-	endWork context.CancelFunc
-	giveUp  context.CancelFunc // of what they have begun
-	clients []*dlock.Client
+	clients []*dlock.Client // those with WithReplicas
 	struck  []struck
 }
 
@@ -112,38 +106,41 @@ type struck struct {
 }
 
 func newLoad(t *testing.T, bed redistest.Bed) *load {
-	l := &load{journal: newJournal(), t: t, bed: bed}
-	l.workers = &workerGroup{seed: rand.Uint64(), ttls: []time.Duration{loadTTL}, note: l.by(""), lossy: true}
-	l.workers.limit, l.giveUp = context.WithCancel(t.Context())
-	l.workers.stop, l.endWork = context.WithCancel(l.workers.limit)
-	l.look()
+	l := &load{round: newRound(t, func() []*redistest.Server { return bed.Masters(t) }), bed: bed}
+	l.workers.ttls, l.workers.lossy = []time.Duration{loadTTL}, true
 	return l
 }
 
-// start starts the workers of one process: some take one of a few locks for a short time, and one keeps a lock for longer.
+// start starts the workers of one process: some take one of a few locks for a short time, one takes a set of them, and one
+// keeps a lock for longer.
 func (l *load) start(library string, open opener) {
-	c, err := l.workers.connect(library, open)
+	var keys []string
+	for i := range 6 {
+		keys = append(keys, fmt.Sprint(library, "/", i))
+	}
+	c, err := l.workers.start(library, open, loadCrowd+2, func(w *worker, i int) {
+		key, below := keys[rand.IntN(len(keys))], shortHold
+		switch i {
+		case loadCrowd:
+			w.set(keys)
+			return
+		case loadCrowd + 1:
+			key, below = library+"/long", longHold
+		}
+		if lease := w.acquire(w.limit, w.client, key); lease != nil {
+			w.holdBelow(below)(lease)
+		}
+	})
 	require.NoError(l.t, err)
-	l.clients = append(l.clients, c)
-	for i := range loadCrowd + 1 {
-		w := l.workers.worker(library, i, c)
-		w.rng = rand.New(rand.NewPCG(rand.Uint64(), 0)) // processes of one name differ
-		l.workers.wg.Go(func() {
-			for w.stop.Err() == nil {
-				if i == loadCrowd {
-					w.acquireAndHold(library+"/long", longHold)
-				} else {
-					w.acquireAndHold(fmt.Sprintf("%s/%d", library, w.rng.IntN(loadKeys)), shortHold)
-				}
-			}
-		})
+	if strings.HasSuffix(library, durable) {
+		l.clients = append(l.clients, c)
 	}
 }
 
 // strike strikes the bed with all faults, in any order, until d has passed.
 func (l *load) strike(d time.Duration) {
 	end := time.Now().Add(d)
-	sleep(l.workers.limit, time.Second)
+	sleep(l.limit, time.Second)
 	for !l.t.Failed() {
 		faults := l.bed.Faults()
 		rand.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
@@ -151,46 +148,20 @@ func (l *load) strike(d time.Duration) {
 			if time.Now().After(end) {
 				return
 			}
-			if only := strings.ReplaceAll(long.Of("topology-fault"), "_", " "); only != "" && only != f.Name {
-				continue
-			}
-			begun := time.Now()
-			l.fault("%s", f.Name)
 			s := struck{name: f.Name, at: l.Now()}
+			l.fault("%s", f.Name)
 			checkJob := func() {}
 			if f.Name == "killed" {
 				checkJob = l.startNightly()
 			}
 			s.failover = f.Strike(l.t)
-			s.whole = time.Since(begun)
+			s.whole = l.Now() - s.at
 			l.struck = append(l.struck, s)
 			l.fault("all is well")
 			checkJob()
 			l.awaitServed(l.Now())
-			sleep(l.workers.limit, loadPace-time.Since(begun))
-			l.look()
+			sleep(l.limit, loadPace-(l.Now()-s.at))
 		}
-	}
-}
-
-// settle ends the workers and all that they have left.
-func (l *load) settle() {
-	l.endWork()
-	late := time.AfterFunc(calmLimit, func() { l.t.Errorf("not served:\n%s", strings.Join(l.waiting(), "\n")); l.giveUp() })
-	l.workers.wg.Wait()
-	late.Stop()
-	l.giveUp()
-	l.workers.close()
-	for _, args := range [][]string{{"KEYS", "*"}, {"PUBSUB", "CHANNELS", "*dlock1*"}, {"PUBSUB", "SHARDCHANNELS", "*dlock1*"}} {
-		awaitNil(l.t, strings.Join(args, " ")+" to be empty", func() error {
-			for _, m := range l.bed.Masters(l.t) {
-				var reply redistest.Error
-				if err := left(m, args...); err != nil && !errors.As(err, &reply) { // before Redis 7 there are no shard channels
-					return err
-				}
-			}
-			return nil
-		})
 	}
 }
 
@@ -198,12 +169,8 @@ func (l *load) settle() {
 // an instant, so that no wait is struck by two faults.
 func (l *load) awaitServed(at time.Duration) {
 	awaitNil(l.t, "all to be served", func() error {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		for _, w := range l.waits {
-			if w.from < at && !isLong(w.key) {
-				return errors.New(w.String())
-			}
+		if left := l.waiting(func(w *wait) bool { return w.from < at && !isLong(w.key) }); len(left) > 0 {
+			return errors.New(left[0])
 		}
 		return nil
 	})
@@ -211,14 +178,9 @@ func (l *load) awaitServed(at time.Duration) {
 
 // awaitHolds waits until n more holds have begun.
 func (l *load) awaitHolds(n int) {
-	count := func() int {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return len(l.known)
-	}
-	before := count()
+	before := l.count("holds")
 	awaitNil(l.t, "holds while a minority is away", func() error {
-		if now := count(); now < before+n {
+		if now := l.count("holds"); now < before+n {
 			return fmt.Errorf("%d, and before %d", now, before)
 		}
 		return nil
@@ -227,65 +189,25 @@ func (l *load) awaitHolds(n int) {
 
 func isLong(key string) bool { return strings.HasSuffix(key, "/long") }
 
-// during returns the last fault before an instant.
-func (l *load) during(at time.Duration) (last struck) {
-	last.name = "no fault"
+// reportWaits logs what the faults have done, and fails the test for waits that were too long.
+func (l *load) reportWaits() {
 	for _, s := range l.struck {
-		if s.at <= at {
-			last = s
-		}
-	}
-	return last
-}
-
-// report logs what the faults have done, and fails the test for what must not be.
-func (l *load) report() {
-	if l.inconclusive(l.t) {
-		return
-	}
-	overlaps, waits, failovers := make(map[string]int), make(map[string]time.Duration), make(map[string][]string)
-	h, violations := l.judged(1)
-	library := func(v *history.Violation) string { before, _, _ := strings.Cut(v.Key, "/"); return before }
-	for _, v := range h.Overlaps() {
-		overlaps[l.during(v.Holds[1].Start).name+", "+library(v)]++
-	}
-	for _, v := range violations {
-		fault := l.during(v.Holds[len(v.Holds)-1].Start).name
-		if twoMasters(v) && !exact(library(v)) {
-			l.t.Logf("after %s, %v", fault, v)
-		} else {
-			l.t.Errorf("after %s, %v\n%s", fault, v, l.around(v.Key, v.Holds[0].End))
-		}
-	}
-	for _, e := range l.errors {
-		l.t.Error(e)
+		l.t.Logf("at %v, %s: %v until a replica was master, %v until all was well", s.at, s.name, s.failover, s.whole)
 	}
 	for _, w := range l.waited {
-		if isLong(w.key) {
-			continue
+		last := struck{name: "no fault"}
+		for _, s := range l.struck {
+			if s.at <= w.to {
+				last = s
+			}
 		}
-		fault, took := l.during(w.to), w.to-w.from
-		what, outage := fault.name+", "+w.who, fault.failover
+		outage := last.failover
 		if exact(w.who) {
-			outage = fault.whole
+			outage = last.whole
 		}
-		waits[what] = max(waits[what], took-outage)
-		if took > outage+loadTTL+retryLimit {
-			l.t.Errorf("after %s, %v long: %s waited %v for %q", fault.name, outage, w.who, took, w.key)
+		if took := w.to - w.from; took > outage+loadTTL+retryLimit && !isLong(w.key) {
+			l.t.Errorf("after %s, %v long: %s waited %v for %q", last.name, outage, w.who, took, w.key)
 		}
-	}
-	for _, s := range l.struck {
-		failovers[s.name] = append(failovers[s.name], s.failover.Round(10*time.Millisecond).String())
-	}
-	l.t.Log(l.summary())
-	for _, name := range slices.Sorted(maps.Keys(failovers)) {
-		l.t.Logf("%s %d times; failovers took %s", name, len(failovers[name]), strings.Join(failovers[name], ", "))
-	}
-	for _, what := range slices.Sorted(maps.Keys(waits)) {
-		l.t.Logf("after %s: longest wait %v beyond the outage, %d overlaps of certain holds", what, waits[what].Round(10*time.Millisecond), overlaps[what])
-	}
-	for _, text := range slices.SortedFunc(maps.Keys(l.failures), func(a, b string) int { return cmp.Compare(l.failures[b], l.failures[a]) }) {
-		l.t.Logf("%d calls failed: %s", l.failures[text], text)
 	}
 }
 
@@ -296,83 +218,40 @@ func twoMasters(v *history.Violation) bool {
 	return second.Asked <= first.Start || first.Fence < second.Fence
 }
 
-// startNightly starts a job, as the replicas of a service all do, on all Clients of the load as soon as a master is down, with a
-// key of that master. The function that it returns checks that the job has run once, and that nobody failed: the
-// others find the key held, because of its minimum hold.
+// startNightly starts a job on all Clients with WithReplicas, as the replicas of a service do, before and after a master is
+// killed. The function that it returns checks that the job has run once, and that nobody failed: the others find the key held,
+// because of its minimum hold.
 func (l *load) startNightly() (check func()) {
-	masters := l.bed.Masters(l.t)
-	keys := make(map[*redistest.Server]string)
-	for i := 0; len(keys) < len(masters); i++ {
-		key := fmt.Sprintf("nightly%d/%d", l.workers.ids.Add(1), i)
-		keys[l.bed.MasterOf(l.t, key)] = key
-	}
-	ctx, cancel := context.WithCancel(l.workers.limit)
+	key := fmt.Sprint("nightly", len(l.struck))
+	ctx, cancel := context.WithCancel(l.limit)
 	var runs atomic.Int64
-	var mu sync.Mutex
-	var errs []error // of the replicas that did not run it
-	began, ended := make(chan string, 1), make(chan struct{})
-	go func() {
-		defer close(ended)
-		key := keys[awaitDown(ctx, masters)]
-		began <- key
-		var replicas sync.WaitGroup
-		for _, c := range l.clients {
-			c = c.With(dlock.WithOutage(30*time.Second), dlock.WithTTL(dlock.DefaultTTL), dlock.WithMinHold(10*time.Minute))
-			replicas.Go(func() {
-				sleep(ctx, rand.N(time.Second))
-				err := c.Do(ctx, key, func(context.Context, *dlock.Lease) error { runs.Add(1); return nil })
-				if err != nil {
-					mu.Lock()
-					defer mu.Unlock()
-					errs = append(errs, err)
-				}
-			})
-		}
-		replicas.Wait()
-	}()
+	ended := make(chan error, len(l.clients))
+	for _, c := range l.clients {
+		c = c.With(dlock.WithOutage(time.Minute), dlock.WithTTL(dlock.DefaultTTL), dlock.WithMinHold(10*time.Minute))
+		go func() {
+			sleep(ctx, rand.N(2*time.Second))
+			ended <- c.Do(ctx, key, func(context.Context, *dlock.Lease) error { runs.Add(1); return nil })
+		}()
+	}
 	return func() {
-		key := <-began
 		awaitNil(l.t, "the job to run, and the others to wait", func() error {
-			select {
-			case <-ended:
-				return nil
-			default:
-			}
 			s, err := l.clients[0].Inspect(ctx, key)
-			if runs := runs.Load(); err != nil || s.Waiting+int(runs) < len(l.clients) {
-				return fmt.Errorf("%d runs, %d wait, %v", runs, s.Waiting, err)
+			if err != nil || s.Waiting+len(ended) < len(l.clients) {
+				return fmt.Errorf("%d have ended, %d wait, %v", len(ended), s.Waiting, err)
 			}
 			return nil
 		})
 		cancel()
-		<-ended
-		if runs := runs.Load(); runs != 1 {
-			l.t.Errorf("the nightly job ran %d times", runs)
-		}
-		for _, err := range errs {
-			if !errors.Is(err, dlock.ErrHeld) {
+		for range l.clients {
+			if err := <-ended; err != nil && !errors.Is(err, dlock.ErrHeld) {
 				l.t.Errorf("the nightly job: %v", err)
 			}
 		}
-		s, err := l.clients[0].Inspect(l.workers.limit, key)
-		if err == nil {
-			err = l.clients[0].Break(l.workers.limit, s)
+		if n := runs.Load(); n != 1 {
+			l.t.Errorf("the nightly job ran %d times", n)
 		}
-		if err != nil {
-			l.t.Errorf("Break(%q): %v", key, err)
-		}
+		s, err := l.clients[0].Inspect(l.limit, key)
+		require.NoError(l.t, err)
+		require.NoError(l.t, l.clients[0].Break(l.limit, s))
 	}
-}
-
-// awaitDown returns the first of the servers that refuses connections, or nil when ctx ends.
-func awaitDown(ctx context.Context, servers []*redistest.Server) *redistest.Server {
-	for ctx.Err() == nil {
-		for _, s := range servers {
-			if _, err := s.Do("PING"); errors.Is(err, syscall.ECONNREFUSED) {
-				return s
-			}
-		}
-		time.Sleep(pause)
-	}
-	return nil
 }

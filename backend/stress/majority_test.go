@@ -30,17 +30,6 @@ type majority struct {
 	served  func() // waits until some have been granted a lock
 }
 
-func newMajority(t *testing.T, servers ...*redistest.Server) *majority {
-	m := &majority{servers: servers}
-	for _, s := range servers {
-		p, err := faultproxy.New(s.Addr())
-		require.NoError(t, err)
-		t.Cleanup(p.Close)
-		m.proxies = append(m.proxies, p)
-	}
-	return m
-}
-
 func (m *majority) Addrs() (addrs []string) {
 	for _, p := range m.proxies {
 		addrs = append(addrs, p.Addr())
@@ -91,19 +80,20 @@ func (m *majority) Faults() (all []redistest.Fault) {
 }
 
 // open opens a Locker that decides by the majority, as one process has it.
-func (m *majority) open(lib clients.Library, opt redlock.Option) opener {
-	return func() (closer, func(), error) {
+func (m *majority) open(lib clients.Library) opener {
+	return func() (dlock.Locker, func(), error) {
 		var nodes []dlock.Locker
 		var closers []func()
 		for _, addr := range m.Addrs() {
-			node, closeClient, err := lib.Open(clients.Settings{Addrs: []string{addr}, Patience: patience, Caches: true})
+			node, closeNode, err := openWith(lib, clients.At(addr))()
 			if err != nil {
 				return nil, nil, err
 			}
-			nodes = append(nodes, node)
-			closers = append(closers, func() { node.Close(); closeClient() })
+			nodes, closers = append(nodes, node), append(closers, closeNode)
 		}
-		return redlock.New(nodes, opt), func() {
+		l := redlock.New(nodes, redlock.WithLongestTTL(majorityTTL))
+		return l, func() {
+			l.Close()
 			for _, f := range closers {
 				f()
 			}
@@ -116,20 +106,24 @@ func (m *majority) open(lib clients.Library, opt redlock.Option) opener {
 func TestMajority(t *testing.T) {
 	on := func(n int, apart time.Duration) func(*testing.T) *load {
 		return func(t *testing.T) *load {
-			var servers []*redistest.Server
+			m := new(majority)
 			for i := range n {
-				if apart == 0 {
-					servers = append(servers, redistest.Start(t))
-					continue
+				start := redistest.Start
+				if apart != 0 { // Fences follow real time if servers with clocks that differ do not lose them.
+					start = func(t testing.TB, args ...string) *redistest.Server {
+						return redistest.StartAhead(t, time.Duration(i-n/2)*apart, "--appendonly", "yes", "--appendfsync", "always")
+					}
 				}
-				// Fences follow real time if servers with clocks that differ do not lose them.
-				servers = append(servers, redistest.StartAhead(t, time.Duration(i-n/2)*apart, "--appendonly", "yes", "--appendfsync", "always"))
+				s := start(t)
+				p, err := faultproxy.New(s.Addr())
+				require.NoError(t, err)
+				t.Cleanup(p.Close)
+				m.servers, m.proxies = append(m.servers, s), append(m.proxies, p)
 			}
-			m := newMajority(t, servers...)
 			l := newLoad(t, m)
 			m.served = func() { l.awaitHolds(20) }
 			for _, lib := range clients.All { // each like a process
-				l.start(byMajority, m.open(lib, redlock.WithLongestTTL(majorityTTL)))
+				l.start(byMajority, m.open(lib))
 			}
 			l.awaitHolds(1)
 			return l

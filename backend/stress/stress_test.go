@@ -3,29 +3,27 @@ package stress
 import (
 	"context"
 	"fmt"
-	"iter"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/internal/faultproxy"
-	"github.com/dlock-go/dlock/internal/long"
+	"github.com/dlock-go/dlock/internal/history"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 const (
 	shortStress = 2 * time.Second
 	longRound   = 15 * time.Second
-	mixLimit    = 3 * time.Minute // until each of wantedKinds has happened
-	calmLimit   = 2 * time.Minute // until all are served when the faults have ended
+	mixLimit    = 3 * time.Minute // until each of wanted has happened
+	perClient   = 5               // workers that share a Client
 )
 
 var (
@@ -33,293 +31,368 @@ var (
 	lockTTLs = []time.Duration{300 * time.Millisecond, 800 * time.Millisecond, 2 * time.Second}
 )
 
-// lasts returns how long a part of DLOCK_LONG lasts.
-func lasts(t *testing.T, part string, otherwise time.Duration) time.Duration {
-	t.Helper()
-	text := long.Of(part)
-	if text == "" {
-		return otherwise
-	}
-	d, err := time.ParseDuration(text)
-	require.NoError(t, err, part)
-	return d
+// wanted are the things of which each must have happened before a round of TestStress may end.
+var wanted = []string{
+	"found held", "served from the queue", "cancelled in the queue", "MaxWait over", "expired", "abandoned",
+	"lost early", "not answered", "detached", "server checked", "led", "permit taken", "sets", "handed over by script",
+	"killed while holding and waiting", "bursts",
+	"FLUSHALL", "restart", "scripts forgotten", "server suspended", "server paused",
+	"connections killed: normal", "connections killed: pubsub", "connections cut", "connections refused",
+	"network blocked", "network slow", "reply lost", "request lost", "reply cut", "request late",
 }
 
 // TestStress runs rounds until stress of DLOCK_LONG has passed. See the package documentation.
 func TestStress(t *testing.T) {
 	redistest.Real(t)
-	d, seed := lasts(t, "stress", shortStress), rand.Uint64()
-	if text := long.Of("stress-seed"); text != "" {
-		var err error
-		seed, err = strconv.ParseUint(text, 10, 64)
-		require.NoError(t, err)
-	}
-	skipped := false // for lack of a server
-	for end := time.Now().Add(d); !t.Failed() && !skipped; seed++ {
-		t.Run(fmt.Sprintf("stress-seed=%d", seed), func(t *testing.T) {
-			defer func() { skipped = t.Skipped() }()
-			runRound(t, seed, min(longRound, max(shortStress, time.Until(end))))
-		})
+	for end := time.Now().Add(lasts(t, "stress", shortStress)); !t.Failed(); {
+		t.Run("", func(t *testing.T) { runRound(t, min(longRound, max(shortStress, time.Until(end)))) })
 		if !time.Now().Before(end) {
 			return
 		}
 	}
 }
 
-// A round is one run of workers and faults, with a server of its own.
-type round struct {
-	t      *testing.T
-	server *redistest.Server
-	*journal
-	chaos   *chaos
-	workers *workerGroup
-	limit   context.Context // of the round; it ends when waiters are not served in time
-	end     context.CancelFunc
-	stop    context.Context // for the workers
-	endWork context.CancelFunc
-}
-
-func runRound(t *testing.T, seed uint64, d time.Duration) {
-	r := &round{t: t, server: redistest.Start(t), journal: newJournal()}
+func runRound(t *testing.T, d time.Duration) {
+	server := redistest.Start(t)
 	awaitGoroutines := watchGoroutines(t)
-	r.limit, r.end = context.WithCancel(t.Context())
-	r.stop, r.endWork = context.WithCancel(r.limit)
-	defer r.end()
-	r.work(seed, d)
-	r.settle()
-	r.closeAll()
-	r.report()
+	c := &chaos{round: newRound(t, func() []*redistest.Server { return []*redistest.Server{server} }), server: server}
+	c.workers = c.newGroup()
+	defer c.giveUp()
+	on, calm := context.WithCancel(c.limit)
+	defer calm()
+	c.on, c.pace = on, min(d/50, []time.Duration{20, 60, 200, 600}[rand.IntN(4)]*time.Millisecond)
+	for _, lib := range clients.All {
+		p, err := faultproxy.New(server.Addr())
+		require.NoError(t, err)
+		t.Cleanup(p.Close)
+		c.proxies = append(c.proxies, p)
+		for path, addr := range map[string]string{"proxied/": p.Addr(), "direct/": server.Addr()} {
+			_, err := c.workers.start(path+lib.Name, openWith(lib, clients.At(addr)), perClient, (*worker).anything)
+			require.NoError(t, err)
+		}
+	}
+	faults := make(chan struct{})
+	go func() { defer close(faults); c.run() }()
+	c.awaitMix(d)
+	calm()
+	<-faults
+	c.abandonAll()
+	c.settle()
+	if !t.Failed() {
+		awaitNil(t, "queues to be empty", c.emptyQueues)
+		for _, lib := range clients.All {
+			c.serveAll(lib)
+		}
+	}
+	c.closeAll()
+	awaitNil(t, "connections of subscribers to end", func() error {
+		if list := c.do("CLIENT", "LIST", "TYPE", "pubsub"); list != "" {
+			return fmt.Errorf("%s", list)
+		}
+		return nil
+	})
+	for _, p := range c.proxies {
+		p.Close()
+	}
+	c.report(func(*history.Violation) bool { return false })
 	awaitGoroutines()
 }
 
-// watchGoroutines returns a function that waits until all goroutines that were started in
-// between have ended, but for those that attend a server or read what processes say.
-func watchGoroutines(t *testing.T) (await func()) {
-	ignored := []goleak.Option{
-		goleak.IgnoreCurrent(),
-		goleak.IgnoreAnyFunction("github.com/dlock-go/dlock/internal/redistest.(*process).attend"),
-		goleak.IgnoreAnyFunction("github.com/dlock-go/dlock/internal/proctest.New.func1"),
+// awaitMix returns when d has passed and each of wanted has happened.
+func (c *chaos) awaitMix(d time.Duration) {
+	missing := c.missing(wanted)
+	for ; time.Since(c.begun) < d || len(missing) > 0; missing = c.missing(wanted) {
+		if time.Since(c.begun) > mixLimit {
+			c.t.Errorf("never happened: %q", missing)
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
-	return func() { awaitNil(t, "goroutines to end", func() error { return goleak.Find(ignored...) }) }
 }
 
-// newGroup returns a group whose events are recorded as those of a process.
-func (r *round) newGroup(process string, seed uint64) *workerGroup {
-	return &workerGroup{keys: lockKeys, ttls: lockTTLs, seed: seed, stop: r.stop, limit: r.limit, note: r.by(process),
+// abandonAll acquires every lock and never releases it, and leaves time for others to
+// queue up.
+func (c *chaos) abandonAll() {
+	for i, key := range lockKeys {
+		client, err := c.workers.connect("abandoner", openWith(clients.All[i%len(clients.All)], clients.At(c.server.Addr())))
+		require.NoError(c.t, err)
+		w := &worker{workerGroup: c.workers, who: fmt.Sprint("abandoner/", i), client: client.With(dlock.WithTTL(lockTTLs[i%len(lockTTLs)]), dlock.WithRenewal(false))}
+		w.wg.Go(func() {
+			if lease := w.acquire(c.limit, w.client, key); lease != nil {
+				w.abandon(lease)
+			}
+		})
+	}
+	time.Sleep(100 * time.Millisecond)
+}
+
+// emptyQueues returns an error if a waiter stands in a queue that was not killed.
+func (c *chaos) emptyQueues() error {
+	for _, name := range c.server.Keys(c.t) {
+		if !strings.Contains(name, "dlock1:queue:") {
+			continue
+		}
+		tokens, _ := c.do("ZRANGE", name, "0", "-1").([]any)
+		for _, token := range tokens {
+			if !strings.HasSuffix(token.(string), ".crash") {
+				return fmt.Errorf("%q stands in %q", token, name)
+			}
+		}
+	}
+	return nil
+}
+
+// serveAll acquires and releases every lock.
+func (c *chaos) serveAll(lib clients.Library) {
+	ctx, cancel := context.WithTimeout(c.t.Context(), calmLimit)
+	defer cancel()
+	locker, closeAll, err := patiently(ctx, openWith(lib, clients.At(c.server.Addr())))
+	require.NoError(c.t, err)
+	defer closeAll()
+	client := dlock.New(locker)
+	defer client.Close()
+	for _, key := range lockKeys {
+		lease, err := client.Acquire(ctx, key)
+		require.NoError(c.t, err, "nobody waits for %q\n%s", key, c.state())
+		require.NoError(c.t, lease.Release(), key)
+	}
+}
+
+// A chaos is a round on one server, with faults of all kinds.
+type chaos struct {
+	*round
+	pace    time.Duration // at most, from one fault to the next
+	server  *redistest.Server
+	proxies []*faultproxy.Proxy
+	on      context.Context // faults end with it
+	wg      sync.WaitGroup
+}
+
+// newGroup returns a group of workers with other connections.
+func (c *chaos) newGroup() *workerGroup {
+	return &workerGroup{journal: c.journal, keys: lockKeys, ttls: lockTTLs, stop: c.stop, limit: c.limit,
 		peek: func(key string) (string, error) { // the holder of a lock that the server has
-			reply, err := r.server.Do("GET", key)
+			reply, err := c.server.Do("GET", key)
 			token, _ := reply.(string)
 			return token, err
 		},
 	}
 }
 
-// work runs the workers and the faults, for at least d.
-func (r *round) work(seed uint64, d time.Duration) {
-	r.workers = r.newGroup("main", seed)
-	on, calm := context.WithCancel(r.limit)
-	defer calm()
-	r.chaos = &chaos{
-		journal: r.journal, server: r.server, on: on, late: r.limit,
-		rng:   rand.New(rand.NewPCG(seed, 0)),
-		pace:  min(d/50, []time.Duration{20, 60, 200, 600}[seed%4]*time.Millisecond),
-		group: func(process string) *workerGroup { return r.newGroup(process, seed) },
-	}
-	for i, lib := range clients.All {
-		p, err := faultproxy.New(r.server.Addr())
-		require.NoError(r.t, err)
-		r.t.Cleanup(p.Close)
-		r.chaos.proxies = append(r.chaos.proxies, p)
-		for path, addr := range map[string]string{"proxied/": p.Addr(), "direct/": r.server.Addr()} {
-			_, err := r.workers.start(path+lib.Name, openAt(i, addr), perClient, (*worker).anything)
-			require.NoError(r.t, err)
+// faults are what can happen. Each happens as often in a deck as the table says.
+var faults = []struct {
+	what   string // added to the journal when it has happened; "": the function adds it
+	times  int
+	strike func(c *chaos)
+}{
+	{"", 1, func(c *chaos) { c.wipe("FLUSHALL", func() { c.do("FLUSHALL") }) }},
+	{"", 1, func(c *chaos) {
+		if counts, _ := c.do("INFO", "commandstats").(string); strings.Contains(counts, "cmdstat_publish:") {
+			c.happened("handed over by script")
 		}
-	}
-	awaitChildren := r.chaos.startChildren(r.t, order{Addrs: []string{r.server.Addr()}, Keys: lockKeys, TTLs: lockTTLs, Seed: seed})
-	faults := make(chan struct{})
-	go func() { defer close(faults); r.chaos.run() }()
-	r.awaitMix(d)
-	calm()
-	<-faults
-	r.abandonAll()
-	r.endWork()
-	r.fault("calm")
-	late := time.AfterFunc(calmLimit, r.tooLate)
-	defer late.Stop()
-	calmed := time.Now()
-	awaitChildren()
-	r.workers.wg.Wait()
-	r.t.Logf("all were served within %v of the last fault", time.Since(calmed).Round(time.Millisecond))
+		c.wipe("restart", c.server.Restart)
+	}},
+	{"scripts forgotten", 1, func(c *chaos) { c.do("SCRIPT", "FLUSH") }},
+	{"server suspended", 1, func(c *chaos) {
+		c.server.Suspend()
+		c.sleepBelow(400 * time.Millisecond)
+		c.server.Resume()
+		c.fault("server resumed")
+	}},
+	{"server paused", 1, func(c *chaos) { c.do("CLIENT", "PAUSE", fmt.Sprint(rand.IntN(200)), "ALL") }},
+	{"", 2, func(c *chaos) { c.kill("normal") }},
+	{"", 3, func(c *chaos) { c.kill("pubsub") }},
+	{"connections cut", 2, func(c *chaos) { c.proxy().Cut() }},
+	{"network blocked", 2, func(c *chaos) {
+		c.bad(1500*time.Millisecond, func(p *faultproxy.Proxy) {
+			p.Block([]faultproxy.Direction{faultproxy.ToStore, faultproxy.ToClient, faultproxy.Both}[rand.IntN(3)])
+		})
+	}},
+	{"connections refused", 1, func(c *chaos) { c.bad(700*time.Millisecond, (*faultproxy.Proxy).Refuse) }},
+	{"network slow", 4, func(c *chaos) { // each connection by a time of its own, so that replies overtake messages, and messages replies
+		c.bad(1500*time.Millisecond, func(p *faultproxy.Proxy) {
+			p.Slow(faultproxy.Both, faultproxy.Pace{Jitter: 1 + rand.N(300*time.Millisecond)})
+		})
+	}},
+	{"", 2, func(c *chaos) {
+		c.meet("reply lost", func(p *faultproxy.Proxy) *faultproxy.Fault { return p.DropReply(match(), ending()) })
+	}},
+	{"", 1, func(c *chaos) {
+		c.meet("request lost", func(p *faultproxy.Proxy) *faultproxy.Fault { return p.DropRequest(match(), ending()) })
+	}},
+	{"", 1, func(c *chaos) {
+		c.meet("reply cut", func(p *faultproxy.Proxy) *faultproxy.Fault { return p.CutReply(match()) })
+	}},
+	{"", 3, (*chaos).delay},
+	{"", 3, (*chaos).crash},
+	{"", 1, (*chaos).burst},
 }
 
-// abandonAll acquires every lock and never releases it, and leaves time for others to
-// queue up.
-func (r *round) abandonAll() {
-	for i, key := range lockKeys {
-		c, err := r.workers.connect("abandoner", openAt(i%len(clients.All), r.server.Addr()))
-		require.NoError(r.t, err)
-		w := r.workers.worker(fmt.Sprint("abandoner/", i), i, c.With(dlock.WithRenewal(false)))
-		r.workers.wg.Go(func() { w.abandon(w.acquire(r.limit, w.client, key)) })
-	}
-	time.Sleep(100 * time.Millisecond)
-}
-
-// awaitMix returns when d has passed and each of wantedKinds has happened.
-func (r *round) awaitMix(d time.Duration) {
-	for {
-		time.Sleep(10 * time.Millisecond)
-		r.look()
-		missing, age := r.missing(wantedKinds), time.Since(r.begun)
-		switch {
-		case age > mixLimit:
-			r.t.Errorf("never happened: %q", missing)
-			return
-		case age > d && len(missing) == 0:
-			return
+// run injects faults of all kinds until c.on ends: each kind once quickly, then at the
+// pace of the round. It undoes them all before it returns.
+func (c *chaos) run() {
+	for pace := 20 * time.Millisecond; c.on.Err() == nil; pace = c.pace {
+		var deck []int
+		for i, f := range faults {
+			deck = append(deck, slices.Repeat([]int{i}, f.times)...)
 		}
-	}
-}
-
-// tooLate logs the waits that go on after calmLimit, and ends them.
-func (r *round) tooLate() {
-	r.t.Errorf("not served within %v:\n%s", calmLimit, strings.Join(r.waiting(), "\n"))
-	for _, key := range lockKeys {
-		r.t.Logf("%s\n%s", r.state(key), r.around(key, r.Now()))
-	}
-	r.end()
-}
-
-// state describes what the server has stored for a lock.
-func (r *round) state(key string) string {
-	text := fmt.Sprintf("%q: %v, PTTL %v", key, r.chaos.do("GET", key), r.chaos.do("PTTL", key))
-	for _, name := range r.server.Keys(r.t) {
-		switch {
-		case strings.HasSuffix(name, "dlock1:queue:"+key):
-			text += fmt.Sprintf("\n  %q: %q", name, r.chaos.do("ZRANGE", name, "0", "-1", "WITHSCORES"))
-		case strings.HasSuffix(name, "dlock1:waiters:"+key):
-			text += fmt.Sprintf("\n  %q: %q", name, r.chaos.do("HGETALL", name))
-		}
-	}
-	return text + fmt.Sprintf("\n  channels %q", r.chaos.do("PUBSUB", "CHANNELS"))
-}
-
-// settle waits until the queues hold no waiters but dead ones.
-func (r *round) settle() {
-	if r.t.Failed() {
-		return
-	}
-	awaitNil(r.t, "queues to be empty", func() error {
-		for _, name := range r.server.Keys(r.t) {
-			if !strings.Contains(name, "dlock1:queue:") {
-				continue
+		rand.Shuffle(len(deck), func(i, j int) { deck[i], deck[j] = deck[j], deck[i] })
+		for _, i := range deck {
+			if f := faults[i]; f.what != "" {
+				c.fault("%s", f.what)
+				f.strike(c)
+				c.happened(f.what)
+			} else {
+				f.strike(c)
 			}
-			tokens, _ := r.chaos.do("ZRANGE", name, "0", "-1").([]any)
-			for _, token := range tokens {
-				owner := token.(string)[strings.LastIndex(token.(string), ".")+1:]
-				if owner != "child" && owner != "crash" {
-					return fmt.Errorf("%q stands in %q", token, name)
-				}
-			}
+			c.sleepBelow(pace)
 		}
-		return nil
+	}
+	c.wg.Wait()
+	for _, p := range c.proxies {
+		c.heal(p)
+	}
+}
+
+func (c *chaos) proxy() *faultproxy.Proxy { return c.proxies[rand.IntN(len(c.proxies))] }
+
+func (c *chaos) sleepBelow(d time.Duration) { sleep(c.on, rand.N(d)) }
+
+func (c *chaos) do(args ...string) any {
+	reply, _ := c.server.Do(args...)
+	return reply
+}
+
+// wipe calls f, which makes the server lose all data.
+func (c *chaos) wipe(what string, f func()) {
+	c.fault("%s begins", what)
+	c.Wipe(f)
+	c.fault("%s has ended", what)
+	c.happened(what)
+}
+
+func (c *chaos) kill(kind string) {
+	if n, ok := c.do("CLIENT", "KILL", "TYPE", kind).(int64); ok && n > 0 {
+		c.fault("%d connections killed: %s", n, kind)
+		c.happened("connections killed: " + kind)
+	}
+}
+
+// bad makes a network bad for less than the given time.
+func (c *chaos) bad(below time.Duration, spoil func(*faultproxy.Proxy)) {
+	p := c.proxy()
+	spoil(p)
+	c.wg.Go(func() { c.sleepBelow(below); c.heal(p) })
+}
+
+func (c *chaos) heal(p *faultproxy.Proxy) {
+	if err := p.Heal(); err != nil {
+		c.wrong("a proxy: %v", err)
+	}
+}
+
+// match matches calls of scripts, or, one time in five, any command.
+func match() faultproxy.Match {
+	if rand.IntN(5) == 0 {
+		return faultproxy.Any
+	}
+	return faultproxy.Command("EVALSHA")
+}
+
+func ending() faultproxy.Ending {
+	return []faultproxy.Ending{faultproxy.Cut, faultproxy.Stall}[rand.IntN(2)]
+}
+
+// meet waits until a fault has met a request, or lifts it at the end.
+func (c *chaos) meet(what string, lie func(*faultproxy.Proxy) *faultproxy.Fault) {
+	p := c.proxy()
+	f := lie(p)
+	c.wg.Go(func() {
+		select {
+		case <-f.Struck():
+			c.happened(what)
+			c.fault("%s", what)
+		case <-c.on.Done():
+			p.Lift(f)
+		}
 	})
 }
 
-// closeAll closes everything, and checks that the server stores nothing but fence counters.
-func (r *round) closeAll() {
-	r.end()
-	r.workers.close()
-	if r.t.Failed() {
-		return
-	}
-	for i := range clients.All {
-		r.serveAll(i)
-	}
-	awaitNil(r.t, "keys to go", func() error { return left(r.server, "KEYS", "*") })
-	awaitNil(r.t, "subscriptions to end", func() error { return left(r.server, "PUBSUB", "CHANNELS") })
-	awaitNil(r.t, "connections of subscribers to end", func() error {
-		if list, _ := r.chaos.do("CLIENT", "LIST", "TYPE", "pubsub").(string); list != "" {
-			return fmt.Errorf("%s", list)
+// delay delivers a request after its client has given it up.
+func (c *chaos) delay() {
+	p, d := c.proxy(), rand.N(200*time.Millisecond)<<rand.IntN(5)
+	f := p.Hold(faultproxy.Command("EVALSHA"), ending())
+	c.wg.Go(func() {
+		select {
+		case <-f.Struck():
+			sleep(c.on, d)
+		case <-c.on.Done():
+			if p.Lift(f) {
+				return
+			}
+			<-f.Struck()
 		}
-		return nil
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if f.Deliver(ctx) == nil {
+			c.happened("request late")
+			c.fault("request delivered, late by %v", d)
+		}
 	})
-	for _, p := range r.chaos.proxies {
-		p.Close()
-	}
 }
 
-// serveAll acquires and releases every lock.
-func (r *round) serveAll(library int) {
-	ctx, cancel := context.WithTimeout(r.t.Context(), calmLimit)
-	defer cancel()
-	locker, closeClient, err := patiently(ctx, openAt(library, r.server.Addr()))
-	require.NoError(r.t, err)
-	defer closeClient()
-	defer locker.Close()
-	client := dlock.New(locker)
-	defer client.Close()
-	for _, key := range lockKeys {
-		lease, err := client.Acquire(ctx, key)
+// crash starts a group of workers, and cuts it off from the server for good while they
+// hold and wait: to the server, a process has died.
+func (c *chaos) crash() {
+	c.wg.Go(func() {
+		p, err := faultproxy.New(c.server.Addr())
 		if err != nil {
-			r.t.Errorf("nobody waits, and Acquire(%q): %v\n%s", key, err, r.state(key))
+			c.wrong("a proxy: %v", err)
 			return
 		}
-		if err := lease.Release(); err != nil {
-			r.t.Errorf("Release(%q): %v\n%s", key, err, r.around(key, r.Now()))
+		defer p.Close()
+		lib, group := clients.All[rand.IntN(len(clients.All))], c.newGroup()
+		limit, giveUp := context.WithCancel(c.limit)
+		defer giveUp()
+		group.limit, group.stop = limit, limit
+		if _, err := group.start("crash/"+lib.Name, openWith(lib, clients.At(p.Addr())), perClient, (*worker).anything); err != nil {
+			return
 		}
-	}
-}
-
-// left returns an error if a command lists anything but fence counters, and the marker of votes.
-func left(server *redistest.Server, args ...string) error {
-	reply, err := server.Do(args...)
-	if err != nil {
-		return err
-	}
-	names := slices.DeleteFunc(reply.([]any), func(name any) bool {
-		return strings.HasSuffix(name.(string), "}dlock1:fence") || name == "dlock1:birth"
+		c.sleepBelow(500 * time.Millisecond)
+		for c.on.Err() == nil && (group.holding.Load() == 0 || group.waiting.Load() == 0) {
+			time.Sleep(pause)
+		}
+		if c.on.Err() == nil {
+			c.happened("killed while holding and waiting")
+		}
+		p.Refuse()
+		giveUp()
+		group.close()
 	})
-	if len(names) > 0 {
-		return fmt.Errorf("%q: %q", args, names)
-	}
-	return nil
 }
 
-// report logs a summary, and fails the test for each violation.
-func (r *round) report() {
-	r.t.Log(r.summary())
-	if r.inconclusive(r.t) {
-		return
-	}
-	_, violations := r.judged(1)
-	for _, v := range violations[:min(3, len(violations))] {
-		r.t.Errorf("%v\n%s\n%s", v, r.state(v.Key), r.around(v.Key, v.Holds[0].End))
-	}
-	for _, e := range r.errors {
-		r.t.Error(e)
-	}
-}
-
-// inconclusive reports whether the events of a round cannot be compared.
-func (j *journal) inconclusive(t *testing.T) bool {
-	j.look()
-	if j.stepped {
-		t.Log("inconclusive: the clock of this machine was set during the round")
-	}
-	return j.stepped
-}
-
-// awaitNil waits until f returns nil.
-func awaitNil(t *testing.T, what string, f func() error) {
-	t.Helper()
-	var err error
-	for limit := time.Now().Add(calmLimit); time.Now().Before(limit); time.Sleep(10 * time.Millisecond) {
-		if err = f(); err == nil {
+// burst starts a hundred waits for one lock, and cancels them together.
+func (c *chaos) burst() {
+	lib, p := clients.All[rand.IntN(len(clients.All))], c.proxy()
+	c.wg.Go(func() {
+		locker, closeAll, err := patiently(c.on, openWith(lib, clients.At(p.Addr())))
+		if err != nil {
 			return
 		}
-	}
-	t.Errorf("waiting for %s: %v", what, err)
+		defer closeAll()
+		client := dlock.New(locker, dlock.WithOwner("burst"), dlock.WithTTL(300*time.Millisecond))
+		defer client.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), rand.N(300*time.Millisecond))
+		defer cancel()
+		var waits sync.WaitGroup
+		for range 100 {
+			waits.Go(func() {
+				if lease, err := client.Acquire(ctx, "key0"); err == nil {
+					_ = lease.Release()
+				}
+			})
+		}
+		waits.Wait()
+		c.happened("bursts")
+	})
 }
-
-// lines returns the lines of an INFO.
-func lines(text string) iter.Seq[string] { return strings.SplitSeq(text, "\r\n") }

@@ -35,21 +35,22 @@ func TestBrokenLocksAreFound(t *testing.T) {
 			bubble.Test(t, func(t *testing.T) {
 				stores := []*memory.Locker{memory.New(), memory.New()}
 				stores[1].SetClock(-time.Hour)
-				j := newJournal()
-				stop, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-				defer cancel()
-				g := &workerGroup{keys: []string{"k"}, ttls: lockTTLs, note: j.by(""), stop: stop, limit: t.Context()}
+				r := newRound(t, nil)
+				g := r.workers
+				g.keys, g.ttls = []string{"k"}, lockTTLs
 				for i := range 4 {
-					open := func() (closer, func(), error) { return still{stores[i%test.stores]}, func() {}, nil }
+					open := func() (dlock.Locker, func(), error) { return stores[i%test.stores], func() {}, nil }
 					_, err := g.start("memory", open, 1, (*worker).anything)
 					require.NoError(t, err)
 				}
-				for stop.Err() == nil {
-					sleep(stop, 20*time.Millisecond)
-					test.fault(j, stores[0])
+				for time.Since(r.begun) < 10*time.Second {
+					time.Sleep(20 * time.Millisecond)
+					test.fault(r.journal, stores[0])
 				}
+				r.endWork()
 				g.close()
-				h, all := j.judged(1)
+				r.giveUp()
+				h, all := r.judged()
 				require.Equal(t, test.overlaps, len(h.Overlaps()) > 0, "%v", h.Overlaps())
 				require.Equal(t, test.losses, len(h.Losses()) > 0, "%v", h.Losses())
 				require.Equal(t, test.disorder, len(h.Disorders(1)) > 0, "%v", h.Disorders(1))
@@ -58,11 +59,6 @@ func TestBrokenLocksAreFound(t *testing.T) {
 		})
 	}
 }
-
-// A still Locker has nothing to close.
-type still struct{ *memory.Locker }
-
-func (still) Close() error { return nil }
 
 // TestManyWait cancels more than a thousand waits for one lock together, and the holder releases. All
 // others are served, and nothing stays.

@@ -12,16 +12,14 @@ import (
 
 // parts are what DLOCK_LONG may name. CONTRIBUTING.md has the same list.
 var parts = map[string]string{
-	"adapters":       "what package rediscore decides is tested with each library, and each way in which servers fail",
-	"topology":       "2m: load on Sentinel and on a cluster, and the suite on both",
-	"topology-fault": "stepped_down: the only fault of topology",
-	"majority":       "2m: the suite and load on majorities of servers",
-	"stress":         "10m: stress and sets",
-	"stress-seed":    "123: the first seed of stress",
-	"fences":         "60s: races in databases",
-	"outages":        "all, or a time such as 1h: outages of a store while leases are renewed",
-	"run":            "170: rounds of faults under dlock run, and the same with other locks",
-	"sequences":      "10000: on the simulator and a server",
+	"adapters":  "what package rediscore decides is tested with each library, and each way in which servers fail",
+	"topology":  "2m: load on Sentinel and on a cluster, and the suite on both",
+	"majority":  "2m: the suite and load on majorities of servers",
+	"stress":    "10m: all ways to use locks on one server, under faults",
+	"fences":    "60s: races in databases",
+	"outages":   "all, or a time such as 1h: outages of a store while leases are renewed",
+	"run":       "170: rounds of faults under dlock run, and the same with other locks",
+	"sequences": "10000: on the simulator and a server",
 }
 
 // Of returns the value of a part, "1" if it is named without one, and "" if it is not named.

@@ -8,8 +8,8 @@ import (
 )
 
 func TestOf(t *testing.T) {
-	t.Setenv("DLOCK_LONG", " adapters  stress=10m stress-seed=7")
-	for part, want := range map[string]string{"adapters": "1", "stress": "10m", "stress-seed": "7", "topology": ""} {
+	t.Setenv("DLOCK_LONG", " adapters  stress=10m topology=7")
+	for part, want := range map[string]string{"adapters": "1", "stress": "10m", "topology": "7", "majority": ""} {
 		require.Equal(t, want, Of(part), part)
 	}
 	require.Panics(t, func() { Of("none") })

@@ -1,8 +1,6 @@
 package redistest
 
 import (
-	"bufio"
-	"net"
 	"regexp"
 	"testing"
 	"time"
@@ -13,22 +11,14 @@ import (
 // a Cluster. The function that it returns ends this.
 func (s *Server) cutOff(t testing.TB) (rejoin func()) {
 	t.Helper()
-	nc, err := net.DialTimeout("tcp4", s.Addr(), s.limit)
-	if err != nil {
-		t.Fatalf("redistest: %v", err)
-	}
-	t.Cleanup(func() { nc.Close() })
-	r := bufio.NewReader(nc)
+	c, err := s.connect()
+	check(t, err)
+	t.Cleanup(func() { c.Close() })
+	check(t, c.SetDeadline(time.Time{}))
 	do := func(args ...string) any {
 		t.Helper()
-		nc.SetDeadline(time.Now().Add(s.limit))
-		reply, err := roundTrip(nc, r, args)
-		if failure, ok := reply.(Error); ok {
-			err = failure
-		}
-		if err != nil {
-			t.Fatalf("redistest: %q at %s: %v", args, s.Addr(), err)
-		}
+		reply, err := c.do(args...)
+		check(t, err)
 		return reply
 	}
 	limit := do("CONFIG", "GET", "maxclients").([]any)[1].(string)

@@ -24,49 +24,61 @@ func (e Error) Error() string { return string(e) }
 // returns a reply, the server has closed the connection. If Start was given --requirepass, Do
 // sends AUTH first.
 func (s *Server) Do(args ...string) (any, error) {
-	if len(args) == 0 {
-		return nil, errors.New("redistest: empty command")
-	}
 	reply, err := s.exchange(args)
-	if err != nil {
-		return nil, fmt.Errorf("redistest: %s at %s: %w", args[0], s.Addr(), err)
+	if _, refused := err.(Error); err == nil || refused {
+		return reply, err
 	}
-	if e, ok := reply.(Error); ok {
-		return nil, e
-	}
-	return reply, nil
+	return nil, fmt.Errorf("redistest: %q at %s: %w", args, s.Addr(), err)
 }
 
-func (s *Server) exchange(args []string) (reply any, err error) {
+func (s *Server) exchange(args []string) (any, error) {
+	c, err := s.connect()
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	reply, err := c.do(args...)
+	if err == nil {
+		c.CloseWrite()
+		io.Copy(io.Discard, c.replies) // until the server has closed it too
+	}
+	return reply, err
+}
+
+// A conn is a connection to a server.
+type conn struct {
+	*net.TCPConn
+	replies *bufio.Reader
+}
+
+func (s *Server) connect() (*conn, error) {
 	end := time.Now().Add(s.limit)
 	nc, err := (&net.Dialer{Deadline: end}).Dial("tcp4", s.Addr())
 	if err != nil {
 		return nil, err
 	}
-	conn := nc.(*net.TCPConn)
-	defer conn.Close()
-	if err := conn.SetDeadline(end); err != nil {
+	c := &conn{nc.(*net.TCPConn), bufio.NewReader(nc)}
+	err = c.SetDeadline(end)
+	if err == nil && s.password != "" {
+		_, err = c.do("AUTH", s.password)
+	}
+	if err != nil {
+		c.Close()
 		return nil, err
 	}
-	r := bufio.NewReader(conn)
-	if s.password != "" {
-		if reply, err = roundTrip(conn, r, []string{"AUTH", s.password}); err != nil || reply != "OK" {
-			return reply, err
-		}
-	}
-	if reply, err = roundTrip(conn, r, args); err != nil {
-		return nil, err
-	}
-	conn.CloseWrite()
-	io.Copy(io.Discard, r) // until the server has closed it too
-	return reply, nil
+	return c, nil
 }
 
-func roundTrip(w io.Writer, r *bufio.Reader, args []string) (any, error) {
-	if _, err := io.WriteString(w, encode(args)); err != nil {
+// do sends a command, and returns the reply. The error is an Error if that is the reply.
+func (c *conn) do(args ...string) (any, error) {
+	if _, err := io.WriteString(c, encode(args)); err != nil {
 		return nil, err
 	}
-	return decode(r)
+	reply, err := decode(c.replies)
+	if refused, ok := reply.(Error); ok {
+		return nil, refused
+	}
+	return reply, err
 }
 
 // encode and decode speak RESP2, https://redis.io/docs/latest/develop/reference/protocol-spec/.
@@ -101,28 +113,17 @@ func decode(r *bufio.Reader) (any, error) {
 			return nil, err
 		}
 		if line[0] == '$' {
-			return decodeBulk(r, n)
+			b := make([]byte, n+len("\r\n"))
+			_, err := io.ReadFull(r, b)
+			return string(b[:n]), err
 		}
-		return decodeArray(r, n)
+		array := make([]any, n)
+		for i := range array {
+			if array[i], err = decode(r); err != nil {
+				return nil, err
+			}
+		}
+		return array, nil
 	}
 	return nil, fmt.Errorf("unexpected reply %q", line)
-}
-
-func decodeBulk(r *bufio.Reader, n int) (any, error) {
-	b := make([]byte, n+len("\r\n"))
-	if _, err := io.ReadFull(r, b); err != nil {
-		return nil, err
-	}
-	return string(b[:n]), nil
-}
-
-func decodeArray(r *bufio.Reader, n int) (any, error) {
-	array := make([]any, n)
-	for i := range array {
-		var err error
-		if array[i], err = decode(r); err != nil {
-			return nil, err
-		}
-	}
-	return array, nil
 }

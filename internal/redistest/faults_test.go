@@ -1,9 +1,7 @@
 package redistest
 
 import (
-	"bufio"
 	"fmt"
-	"net"
 	"testing"
 	"time"
 
@@ -61,17 +59,9 @@ func TestCutOff(t *testing.T) {
 	t.Parallel()
 	master := Start(t)
 	replica := StartReplica(t, master)
-	nc, err := net.Dial("tcp4", master.Addr())
+	c, err := master.connect()
 	require.NoError(t, err)
-	defer nc.Close()
-	r := bufio.NewReader(nc)
-	ask := func(args ...string) any {
-		reply, err := roundTrip(nc, r, args)
-		require.NoError(t, err, "%q", args)
-		return reply
-	}
-	require.Equal(t, "PONG", ask("PING"))
-
+	defer c.Close()
 	rejoin := master.cutOff(t)
 	await(t, func() error {
 		if replica.inSync() == nil {
@@ -79,7 +69,8 @@ func TestCutOff(t *testing.T) {
 		}
 		return nil
 	})
-	require.Equal(t, "OK", ask("SET", "a", "1"))
+	_, err = c.do("SET", "a", "1")
+	require.NoError(t, err)
 	_, err = master.Do("PING")
 	require.Error(t, err)
 	require.Empty(t, replica.Keys(t))

@@ -25,17 +25,12 @@ func (s *Server) CommandCount(t testing.TB) map[string]int64 {
 	t.Helper()
 	counts := make(map[string]int64)
 	info, err := s.info("commandstats")
-	if err != nil {
-		t.Fatalf("redistest: %v", err)
-	}
+	check(t, err)
 	for stat, value := range info {
 		name, _ := strings.CutPrefix(stat, "cmdstat_")
 		calls, _, _ := strings.Cut(strings.TrimPrefix(value, "calls="), ",")
-		n, err := strconv.ParseInt(calls, 10, 64)
-		if err != nil {
-			t.Fatalf("redistest: INFO: %v", err)
-		}
-		counts[name] = n
+		counts[name], err = strconv.ParseInt(calls, 10, 64)
+		check(t, err)
 	}
 	return counts
 }

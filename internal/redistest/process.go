@@ -7,12 +7,11 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
-	"sync/atomic"
 	"time"
 )
 
 const (
-	endLimit  = 10 * time.Second // for a process to end after a signal
+	stopLimit = 10 * time.Second // for a process to stop after a signal
 	logShown  = 32 << 10         // bytes of a log, from its end; a crash report is long
 	portTaken = "Address already in use"
 )
@@ -25,7 +24,7 @@ type process struct {
 	log   string        // path of what it writes
 	done  chan struct{} // closed when it has ended
 	err   error         // why it has ended; set when done is closed
-	asked atomic.Bool   // whether its end was requested or reported
+	asked bool          // whether its end was requested or reported
 }
 
 func run(dir, path string, args, env []string) (*process, error) {
@@ -71,26 +70,17 @@ func (p *process) running() bool {
 	}
 }
 
-// end sends sig and waits until the process has ended. After endLimit it kills the process and
-// returns an error. It also returns an error, once, if the process had crashed before.
-func (p *process) end(sig os.Signal) error {
-	if !p.running() {
-		if !p.asked.Swap(true) && p.err != nil {
-			return fmt.Errorf("it has crashed: %w", p.err)
-		}
-		return nil
-	}
-	p.asked.Store(true)
-	p.cmd.Process.Signal(sig)
-	p.cmd.Process.Signal(sigCont) // a suspended process reacts only to this and to SIGKILL
-	select {
-	case <-p.done:
-		return nil
-	case <-time.After(endLimit):
+// kill kills the process and waits until it has ended. It returns an error, once, if the process had crashed before.
+func (p *process) kill() error {
+	asked := p.asked
+	p.asked = true
+	if p.running() {
 		p.cmd.Process.Kill()
 		<-p.done
-		return fmt.Errorf("it did not end within %v of %v", endLimit, sig)
+	} else if !asked && p.err != nil {
+		return fmt.Errorf("it has crashed: %w", p.err)
 	}
+	return nil
 }
 
 // suspend stops the process, and returns when it has stopped.
@@ -98,7 +88,7 @@ func (p *process) suspend() error {
 	if err := p.cmd.Process.Signal(sigStop); err != nil {
 		return err
 	}
-	for limit := time.Now().Add(endLimit); p.running() && time.Now().Before(limit); {
+	for limit := time.Now().Add(stopLimit); p.running() && time.Now().Before(limit); {
 		if stopped(p.pid()) {
 			return nil
 		}

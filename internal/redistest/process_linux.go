@@ -9,7 +9,6 @@ import (
 )
 
 const (
-	sigTerm = syscall.SIGTERM
 	sigStop = syscall.SIGSTOP
 	sigCont = syscall.SIGCONT
 )

@@ -1,39 +1,45 @@
 package redistest
 
 import (
+	"flag"
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"runtime"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/dlock-go/dlock/internal/freeport"
-	"github.com/dlock-go/dlock/internal/proctest"
 )
 
-// TestVictim starts a server, says where, and waits to be killed.
+// TestVictim is run as a process: it starts a server, says where, and waits to be killed.
 func TestVictim(t *testing.T) {
-	state := proctest.Args(t)[0]
+	if flag.NArg() == 0 {
+		t.Skip("is run as a process by another test")
+	}
 	s := Start(t)
-	if state == "suspended" {
+	if flag.Arg(0) == "suspended" {
 		s.Suspend()
 	}
-	proctest.Say("ready", int64(s.port))
+	fmt.Println(s.Addr())
 	time.Sleep(time.Minute)
 }
 
 func TestServerDiesWithTheTestBinary(t *testing.T) {
 	t.Parallel()
 	find(t)
-	g := proctest.New(t)
 	for _, state := range []string{"running", "suspended"} {
-		pid := g.Start("TestVictim", state)
-		addr := freeport.Addr(int(g.Await(1, "ready", pid)[0].Values[0]))
-		g.Signal(pid, syscall.SIGKILL)
+		victim := exec.Command(os.Args[0], "-test.run=^TestVictim$", "--", state)
+		out, err := victim.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, victim.Start())
+		var addr string
+		_, err = fmt.Fscanln(out, &addr)
+		require.NoError(t, err)
+		require.NoError(t, victim.Process.Kill())
+		require.Error(t, victim.Wait())
 		await(t, func() error {
 			conn, err := net.Dial("tcp4", addr)
 			if err != nil {

@@ -7,9 +7,8 @@ import (
 	"os/exec"
 )
 
-// Only Kill works everywhere. Interrupt cannot be sent, so Suspend fails.
+// Interrupt cannot be sent, so Suspend fails.
 var (
-	sigTerm = os.Kill
 	sigStop = os.Interrupt
 	sigCont = os.Interrupt
 )

@@ -10,7 +10,6 @@ import (
 )
 
 const (
-	sigTerm = syscall.SIGTERM
 	sigStop = syscall.SIGSTOP
 	sigCont = syscall.SIGCONT
 )

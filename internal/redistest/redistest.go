@@ -1,5 +1,5 @@
 // Package redistest starts real Redis or Valkey servers for tests, on free ports of the loopback
-// interface: a single server, a replica, a Sentinel, or a whole Cluster. A test can stop, kill,
+// interface: a single server, a replica, a Sentinel, or a whole Cluster. A test can kill,
 // suspend and restart them. They are killed when the test ends. Sentinels and a Cluster are each a
 // [Bed], with a list of faults that can strike it.
 //
@@ -16,8 +16,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
-	"os/exec"
 	"strconv"
 	"sync"
 	"testing"
@@ -39,7 +37,7 @@ const (
 // fail the test that started the server.
 type Server struct {
 	t        testing.TB
-	binary   binary
+	program  string // path
 	config   string // path of a configuration file, or empty
 	args     []string
 	env      []string // added to the environment
@@ -69,25 +67,13 @@ func Start(t testing.TB, args ...string) *Server {
 
 func start(t testing.TB, config string, args []string, env ...string) *Server {
 	t.Helper()
-	bin := find(t)
-	s := &Server{t: t, binary: bin, config: config, args: args, env: env, dir: t.TempDir(), limit: replyLimit}
+	s := &Server{t: t, program: find(t), config: config, args: args, env: env, dir: t.TempDir(), limit: replyLimit}
 	s.password = option(args, "--requirepass")
 	if err := s.open(); err != nil {
-		t.Fatalf("redistest: %s does not start: %v", bin, err)
+		t.Fatalf("redistest: %s does not start: %v", s.program, err)
 	}
 	t.Cleanup(s.close)
 	return s
-}
-
-// find returns the binary. A test that has not asked for one is skipped.
-func find(t testing.TB) binary {
-	t.Helper()
-	Real(t)
-	bin, err := locate(os.Getenv(envAsked), exec.LookPath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return bin
 }
 
 // option returns what follows name in args, or "".
@@ -103,39 +89,37 @@ func option(args []string, name string) (value string) {
 // Addr returns the server's host and port.
 func (s *Server) Addr() string { return freeport.Addr(s.port) }
 
-// Stop ends the server in an orderly way, with SIGTERM, and waits until it has ended. A suspended
-// server can be stopped too. A second Stop does nothing.
-func (s *Server) Stop() {
-	s.t.Helper()
-	s.do("stopping", func() error { return s.proc.end(sigTerm) })
-}
-
 // Kill ends the server like a power cut, with SIGKILL, and waits until it has ended. A second Kill
 // does nothing.
 func (s *Server) Kill() {
 	s.t.Helper()
-	s.do("killing", func() error { return s.proc.end(os.Kill) })
+	s.do("killing", (*process).kill)
 }
 
 // Suspend freezes the server with SIGSTOP. When Suspend returns, no command is being executed. The
 // kernel still accepts connections and data for the server.
 func (s *Server) Suspend() {
 	s.t.Helper()
-	s.do("suspending", func() error { return s.proc.suspend() })
+	s.do("suspending", (*process).suspend)
 }
 
 // Resume continues a suspended server. The server first executes what it received meanwhile.
 func (s *Server) Resume() {
 	s.t.Helper()
-	s.do("resuming", func() error { return s.proc.cmd.Process.Signal(sigCont) })
+	s.do("resuming", func(p *process) error { return p.cmd.Process.Signal(sigCont) })
 }
 
-func (s *Server) do(what string, f func() error) {
+func (s *Server) do(what string, f func(*process) error) {
 	s.t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := f(); err != nil {
-		s.t.Errorf("redistest: %s %s at %s: %v", what, s.binary, s.Addr(), s.proc.explain(err))
+	s.report(what, f(s.proc))
+}
+
+func (s *Server) report(what string, err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Errorf("redistest: %s %s at %s: %v", what, s.program, s.Addr(), s.proc.explain(err))
 	}
 }
 
@@ -149,14 +133,14 @@ func (s *Server) Restart() {
 	if s.closed {
 		return
 	}
-	s.killed()
+	s.report("killing", s.proc.kill())
 	err := s.launch()
 	for limit := time.Now().Add(startLimit); errors.Is(err, errPortTaken) && time.Now().Before(limit); {
 		time.Sleep(poll)
 		err = s.launch()
 	}
 	if err != nil {
-		s.t.Errorf("redistest: %s does not start again on %s: %v", s.binary, s.Addr(), err)
+		s.t.Errorf("redistest: %s does not start again on %s: %v", s.program, s.Addr(), err)
 	}
 }
 
@@ -190,12 +174,12 @@ func (s *Server) open() (err error) {
 // launch starts the process on s.port and waits until it answers. After an
 // error there is no new process.
 func (s *Server) launch() error {
-	p, err := run(s.dir, s.binary.path, s.arguments(), s.env)
+	p, err := run(s.dir, s.program, s.arguments(), s.env)
 	if err != nil {
 		return err
 	}
 	if err := s.awaitAnswer(p); err != nil {
-		p.end(os.Kill)
+		p.kill()
 		return p.explain(err)
 	}
 	s.proc = p
@@ -216,7 +200,7 @@ func (s *Server) arguments() []string {
 		"--repl-diskless-sync", "yes",
 		"--repl-diskless-sync-delay", "0",
 	)
-	args = append(append(args, s.binary.options()...), s.args...)
+	args = append(append(args, options(s.program)...), s.args...)
 	return append(args, s.role...)
 }
 
@@ -257,19 +241,18 @@ func (s *Server) alive() bool {
 	return s.proc.running() && !stopped(s.proc.pid())
 }
 
-// killed ends the process, if it has not ended. A crash before is reported.
-func (s *Server) killed() {
-	s.t.Helper()
-	if err := s.proc.end(os.Kill); err != nil {
-		s.t.Errorf("redistest: %s at %s: %v", s.binary, s.Addr(), s.proc.explain(err))
-	}
-}
-
 func (s *Server) close() {
 	s.t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
-	s.killed()
+	s.report("killing", s.proc.kill())
 	s.claim.Close()
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("redistest: %v", err)
+	}
 }

@@ -55,14 +55,10 @@ func StartSentinel(t testing.TB, master *Server, name string, quorum int) *Serve
 		text += fmt.Sprintf("sentinel auth-pass %s %s\n", name, master.password)
 	}
 	config := filepath.Join(t.TempDir(), "sentinel.conf") // the Sentinel writes to it
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatalf("redistest: %v", err)
-	}
+	check(t, os.WriteFile(config, []byte(text), 0o600))
 	s := start(t, config, []string{"--sentinel"})
 	info, err := master.info("replication")
-	if err != nil {
-		t.Fatalf("redistest: %v", err)
-	}
+	check(t, err)
 	await(t, func() error { return s.watches(master, name, info["connected_slaves"]) })
 	return s
 }

@@ -34,14 +34,10 @@ func StartTLS(t testing.TB, args ...string) *TLSServer {
 		t.Skipf("redistest: %s is built without TLS", find(t))
 	}
 	claim, port, err := freeport.Claim()
-	if err != nil {
-		t.Fatalf("redistest: a port for TLS: %v", err)
-	}
+	check(t, err)
 	t.Cleanup(func() { claim.Close() })
 	s := &TLSServer{TLSAddr: freeport.Addr(port), PEM: filepath.Join(t.TempDir(), "pem")}
-	if s.TLS, err = writeCertificate(s.PEM); err != nil {
-		t.Fatalf("redistest: a certificate: %v", err)
-	}
+	s.TLS = writeCertificate(t, s.PEM)
 	s.Server = Start(t, append([]string{
 		"--requirepass", "of the default user", "--tls-port", strconv.Itoa(port),
 		"--tls-cert-file", s.PEM, "--tls-key-file", s.PEM, "--tls-ca-cert-file", s.PEM,
@@ -51,34 +47,25 @@ func StartTLS(t testing.TB, args ...string) *TLSServer {
 
 // writeCertificate writes a certificate that has signed itself, and its key. It returns the
 // settings of a client that trusts the certificate and shows it.
-func writeCertificate(path string) (*tls.Config, error) {
+func writeCertificate(t testing.TB, path string) *tls.Config {
+	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, err
-	}
+	check(t, err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1),
 		NotAfter:     time.Now().Add(24 * time.Hour),
 		IPAddresses:  []net.IP{net.ParseIP(host)},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		return nil, err
-	}
+	check(t, err)
 	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return nil, err
-	}
+	check(t, err)
 	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	private = pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})
-	if err := os.WriteFile(path, append(certificate, private...), 0o600); err != nil {
-		return nil, err
-	}
+	check(t, os.WriteFile(path, append(certificate, private...), 0o600))
 	pair, err := tls.X509KeyPair(certificate, private)
-	if err != nil {
-		return nil, err
-	}
+	check(t, err)
 	roots := x509.NewCertPool()
 	roots.AddCert(pair.Leaf)
-	return &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}, nil
+	return &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}
 }
