@@ -61,6 +61,13 @@ func TestRenewals(t *testing.T) {
 			require.NoError(t, l.Err())
 			require.NoError(t, l.Release())
 		},
+		"the error of a loss to a store that hangs says for how long there was no answer": func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
+			l := acquire(t, dlock.New(locker, dlock.WithTTL(3*time.Second)), "k")
+			store.Delay(time.Hour)
+			<-l.Done()
+			store.Delay(0)
+			require.EqualError(t, l.Err(), `dlock: "k": lease lost: not renewed before its deadline (last renewal: no answer for 1.968s)`)
+		},
 		"renewal hears of the loss": func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
 			l := acquire(t, dlock.New(locker), "k")
 			start := time.Now()
