@@ -567,21 +567,16 @@ func TestSilence(t *testing.T) {
 		// The calls of the background tell Observers what a caller would be told. The error of a lease that is
 		// lost does not match ErrUnavailable, since the work has run.
 		"silence in the background": func(t *testing.T, store *memory.Locker, s *spy) {
-			var renewal, owed error
-			c := dlock.New(s, dlock.WithTTL(6*time.Second), dlock.WithObserver(&dlock.Observer{
-				RenewDone: func(_ context.Context, i dlock.RenewDoneInfo) { renewal = i.Err },
-				OwedDone:  func(_ context.Context, i dlock.OwedDoneInfo) { owed = i.Err },
-			}))
+			c, seen := watched(s, dlock.WithTTL(6*time.Second))
 			l := acquire(t, c, "k")
 			store.Delay(time.Hour)
 			<-l.Done()
 			time.Sleep(time.Minute)
 			store.Delay(0)
 			require.NoError(t, c.Close()) // after which no Observer is called
-			for name, err := range map[string]error{"renewal": renewal, "owed release": owed} {
-				require.ErrorIs(t, err, dlock.ErrUnavailable, name)
-				require.ErrorContains(t, err, "no answer within", name)
-				requireErr(t, err, noContext)
+			renewals, owed := of[dlock.RenewDoneInfo](seen), only[dlock.OwedDoneInfo](t, seen)
+			for _, err := range []error{renewals[len(renewals)-1].Err, owed.Err} {
+				requireErr(t, err, dlock.ErrUnavailable, "no answer within", noContext)
 			}
 			requireErr(t, l.Err(), dlock.ErrLost, not{dlock.ErrUnavailable}, "no answer for 3.")
 		},

@@ -504,8 +504,7 @@ func TestDetach(t *testing.T) {
 			c := dlock.New(s)
 			d := detach(t, acquire(t, c, "k"))
 			requireHeld(t, store, "k", s.made("try")[0].token)
-			back := adopt(t, c, d)
-			require.NoError(t, back.Release())
+			require.NoError(t, adopt(t, c, d).Release())
 			requireFree(t, store, "k")
 		},
 		"adopt may be repeated after an error": func(t *testing.T, store *memory.Locker, s *spy) {

@@ -345,8 +345,7 @@ func TestThousandsOfLeases(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		n := len(s.made("batch"))
-		time.Sleep(100 * time.Second)
-		synctest.Wait()
+		settle(100 * time.Second)
 		atRest, renewing := goroutines(), most.Load()
 		calls := (len(s.made("batch")) - n) / 10
 		t.Logf("%d leases: %d goroutines at rest, %d while renewing; %d calls to renew them all", leases, atRest, renewing, calls)
@@ -364,8 +363,7 @@ func TestNoGoroutineWithoutALease(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		c := dlock.New(memory.New())
 		l := acquire(t, c, "k")
-		time.Sleep(time.Hour)
-		synctest.Wait()
+		settle(time.Hour)
 		require.Zero(t, goroutines(), "with a lease, between renewals")
 		require.NoError(t, l.Release())
 		synctest.Wait()
@@ -435,9 +433,7 @@ func TestBatches(t *testing.T) {
 		"batches are used again after a failure": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s)
 			l, m := acquire(t, c, "k"), acquire(t, c, "l")
-			store.Fail(errStore)
-			time.Sleep(20 * time.Second)
-			store.Fail(nil)
+			s.fail(refuse, 20*time.Second)
 			time.Sleep(20 * time.Second)
 			n, singly := len(s.made("batch")), len(s.made("renew"))
 			require.NotZero(t, singly)

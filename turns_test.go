@@ -192,8 +192,7 @@ func TestLines(t *testing.T) {
 			all[0].cancel()
 			synctest.Wait()
 			requireErr(t, all[0].err(), context.Canceled, dlock.ErrHeld)
-			time.Sleep(time.Minute)
-			synctest.Wait()
+			settle(time.Minute)
 			requireErr(t, all[2].err(), dlock.ErrHeld, noContext, "waited for 1m0s")
 			require.NoError(t, first.Release())
 			require.NoError(t, requireTurn(t, all[1], stranger[0]).Release())
@@ -204,8 +203,7 @@ func TestLines(t *testing.T) {
 			hold(t, store, time.Hour)
 			all := standInLine(t, c.With(dlock.WithMaxWait(time.Minute)), 1)
 			all = append(all, standInLine(t, c.With(dlock.WithMaxWait(2*time.Minute)), 1)...)
-			time.Sleep(2 * time.Minute)
-			synctest.Wait()
+			settle(2 * time.Minute)
 			for _, w := range all {
 				requireErr(t, w.err(), dlock.ErrHeld, noContext)
 			}
@@ -261,8 +259,7 @@ func TestLines(t *testing.T) {
 			all = append(all, standInLine(t, c, 1)...)
 			require.Len(t, s.made("try"), 1, "not known to be held since a call has failed")
 			hurried := standInLine(t, c.With(dlock.WithMaxWait(5*time.Second)), 1)
-			time.Sleep(7 * time.Second)
-			synctest.Wait()
+			settle(7 * time.Second)
 			requireErr(t, hurried[0].err(), dlock.ErrHeld, errStore, "the store last answered 5")
 			require.Less(t, len(s.made("acquire")), 20, "one errand, with pauses")
 			fails.Store(false)
@@ -282,8 +279,7 @@ func TestLines(t *testing.T) {
 			hold(t, store, time.Second)
 			s.first("acquire", func(c *call) { c.reply = errStore }) // the grant is lost on its way
 			all := standInLine(t, c, 3)
-			time.Sleep(3 * time.Second)
-			synctest.Wait()
+			settle(3 * time.Second)
 			lost := s.made("acquire")[0].token
 			l := requireTurn(t, all[0], all[1:]...)
 			require.NotEqual(t, lost, l.Token())
@@ -419,8 +415,7 @@ func TestTurnsWithoutQueue(t *testing.T) {
 			require.Greater(t, len(s.made("try")), 16, "all of them poll")
 			require.NoError(t, first.Release())
 			for range all {
-				time.Sleep(time.Second)
-				synctest.Wait()
+				settle(time.Second)
 				for _, w := range all {
 					if w.ended() && w.lease().Err() == nil {
 						require.NoError(t, w.lease().Release())
@@ -500,8 +495,7 @@ func TestLateGrantIsNotPassedOn(t *testing.T) {
 			time.Sleep(time.Second + late)
 			l := requireTurn(t, all[0], all[1])
 			require.NoError(t, l.Release())
-			time.Sleep(time.Hour)
-			synctest.Wait()
+			settle(time.Hour)
 			require.Equal(t, passes, all[1].lease().Token() == l.Token())
 			require.NoError(t, all[1].lease().Release())
 			require.Zero(t, c.Lines())
@@ -628,15 +622,13 @@ func TestGrantForTheLast(t *testing.T) {
 			if late {
 				others = standInLine(t, c, 1)
 			}
-			time.Sleep(time.Second)
-			synctest.Wait()
+			settle(time.Second)
 			if late {
 				require.ErrorIs(t, w[0].err(), context.Canceled)
 				require.NotContains(t, w[0].err().Error(), "nobody")
 				require.Len(t, s.made("release"), 1)
 				others[0].cancel()
-				time.Sleep(time.Second)
-				synctest.Wait()
+				settle(time.Second)
 				w = others
 			}
 			require.NoError(t, requireTurn(t, w[0]).Release())
@@ -698,8 +690,7 @@ func TestErrandFailsForGood(t *testing.T) {
 		hold(t, store, time.Second)
 		s.on("acquire", func(c *call) { c.attempt = &dlock.Attempt{Acquired: true} })
 		all := standInLine(t, c, 3)
-		time.Sleep(time.Second)
-		synctest.Wait()
+		settle(time.Second)
 		for _, w := range all {
 			require.ErrorIs(t, w.err(), errors.ErrUnsupported)
 		}
@@ -757,9 +748,7 @@ func TestLostLeaseIsNotPassedOn(t *testing.T) {
 		all := standInLine(t, c, 3)
 		require.NoError(t, first.Release())
 		l := requireTurn(t, all[0])
-		store.Fail(errStore)
-		time.Sleep(6 * time.Second)
-		store.Fail(nil)
+		s.fail(refuse, 6*time.Second)
 		require.ErrorIs(t, l.Release(), dlock.ErrLost)
 		time.Sleep(time.Second)
 		require.NotEqual(t, l.Token(), requireTurn(t, all[1], all[2]).Token())
@@ -992,8 +981,7 @@ func TestFailuresOfAnErrandEnd(t *testing.T) {
 		fail(s, 10*time.Millisecond, errStore, nil)
 		leaver := standInLine(t, c.With(dlock.WithMaxWait(40*time.Second)), 1)
 		last := standInLine(t, c, 1)
-		time.Sleep(40 * time.Second)
-		synctest.Wait()
+		settle(40 * time.Second)
 		require.ErrorIs(t, leaver[0].err(), dlock.ErrHeld)
 		require.NoError(t, first.Release())
 		serveAll(t, last)
@@ -1005,8 +993,7 @@ func TestFailuresOfAnErrandEnd(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		last := standInLine(t, c.With(dlock.WithMaxWait(20*time.Second)), 1)
 		first[0].cancel()
-		time.Sleep(20 * time.Second)
-		synctest.Wait()
+		settle(20 * time.Second)
 		require.ErrorIs(t, last[0].err(), dlock.ErrHeld, "by its own attempt")
 		require.ErrorIs(t, last[0].err(), errStore)
 		store.Expire("k")
