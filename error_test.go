@@ -151,6 +151,18 @@ func TestErrorsOfContexts(t *testing.T) {
 			_, err := dlock.New(plain{s}).Acquire(ctx, "k")
 			requireErr(t, err, context.Canceled, not{context.DeadlineExceeded}, dlock.ErrUnavailable)
 		},
+		"a store has not failed whose last call was cut short by the end of the wait": func(t *testing.T, _ *memory.Locker, s *spy) {
+			start := time.Now()
+			s.onCall(func(c *call) {
+				c.attempt = &dlock.Attempt{Holder: "other", Remaining: time.Millisecond}
+				if time.Since(start) >= 14*time.Second {
+					c.hang()
+				}
+			})
+			c := dlock.New(plain{s}, dlock.WithBackoff(func(int) time.Duration { return 700 * time.Millisecond }))
+			_, err := c.Acquire(within(t, 14*time.Second+30*time.Millisecond), "k")
+			require.EqualError(t, err, `dlock: acquire "k": context deadline exceeded: held by another, for 1ms unless renewed`)
+		},
 	}.run(t)
 }
 
@@ -377,22 +389,6 @@ func TestOutageOfMemory(t *testing.T) {
 			})
 		}
 	}
-}
-
-// A store has not failed whose last call was cut short by the end of the wait.
-func TestCallThatIsCutShortDuringAWait(t *testing.T) {
-	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
-		start := time.Now()
-		s.onCall(func(c *call) {
-			c.attempt = &dlock.Attempt{Holder: "other", Remaining: time.Millisecond}
-			if time.Since(start) >= 14*time.Second {
-				c.hang()
-			}
-		})
-		c := dlock.New(plain{s}, dlock.WithBackoff(func(int) time.Duration { return 700 * time.Millisecond }))
-		_, err := c.Acquire(within(t, 14*time.Second+30*time.Millisecond), "k")
-		require.EqualError(t, err, `dlock: acquire "k": context deadline exceeded: held by another, for 1ms unless renewed`)
-	})
 }
 
 // A shape is a way to call a Client or a Lease. It prepares the call while the store answers.

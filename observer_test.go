@@ -599,6 +599,24 @@ func TestObserversOfAClient(t *testing.T) {
 			synctest.Wait()
 			require.Equal(t, int64(100), lost.Load())
 		},
+		"the lock is not passed on to a waiter of a line whose Observer does not return": func(t *testing.T, store *memory.Locker, _ *spy) {
+			other, blocked, served := dlock.New(store), make(chan struct{}), make(chan error)
+			client := dlock.New(store, dlock.WithLocalTurns(8), dlock.WithObserver(&dlock.Observer{
+				WaitStart: func(context.Context, dlock.WaitStartInfo) { <-blocked },
+			}))
+			held := acquire(t, other, "k")
+			go func() { served <- client.Do(t.Context(), "k", noWork) }()
+			synctest.Wait()
+			require.NoError(t, held.Release())
+			time.Sleep(time.Minute)
+			held, err := other.TryAcquire(t.Context(), "k")
+			require.NoError(t, err, "the line was granted the lock for one who does not come")
+			require.NoError(t, held.Release())
+			close(blocked)
+			require.NoError(t, <-served)
+			require.NoError(t, client.Close())
+			require.NoError(t, other.Close())
+		},
 	}.run(t)
 }
 
@@ -918,28 +936,6 @@ func TestObserverAllocatesNothing(t *testing.T) {
 	quiet := slog.New(slog.NewTextHandler(new(bytes.Buffer), &slog.HandlerOptions{Level: slog.LevelInfo}))
 	require.Equal(t, want, count(dlock.WithObserver(dlock.NewLogObserver(quiet))), "with a log that takes no debug messages")
 	t.Logf("%v allocations", want)
-}
-
-// The lock is not passed on to a waiter of a line whose Observer does not return.
-func TestWaitStartThatBlocksInALine(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, _ *spy) {
-		other, blocked, served := dlock.New(store), make(chan struct{}), make(chan error)
-		client := dlock.New(store, dlock.WithLocalTurns(8), dlock.WithObserver(&dlock.Observer{
-			WaitStart: func(context.Context, dlock.WaitStartInfo) { <-blocked },
-		}))
-		held := acquire(t, other, "k")
-		go func() { served <- client.Do(t.Context(), "k", noWork) }()
-		synctest.Wait()
-		require.NoError(t, held.Release())
-		time.Sleep(time.Minute)
-		held, err := other.TryAcquire(t.Context(), "k")
-		require.NoError(t, err, "the line was granted the lock for one who does not come")
-		require.NoError(t, held.Release())
-		close(blocked)
-		require.NoError(t, <-served)
-		require.NoError(t, client.Close())
-		require.NoError(t, other.Close())
-	})
 }
 
 // A census counts what its workers do, to be compared with a ledger.
@@ -1489,6 +1485,45 @@ func TestLogObserverOf(t *testing.T) {
 			require.Equal(t, []string{"renewals succeed again"}, messages(lines["INFO"]))
 			require.InDelta(t, 17*time.Second, lines["INFO"][0].After, float64(2*time.Second))
 		},
+		// Ten a second are not a flood, and neither are more of different kinds. The eleventh warning within a second begins a second in
+		// which all are gathered. A handler that panics does no harm where nobody recovers for it.
+		"warnings that are no flood, and those that are": func(t *testing.T, _ *memory.Locker, _ *spy) {
+			var out logbook
+			o := dlock.NewLogObserver(slog.New(slog.NewJSONHandler(&out, nil)))
+			for range 3 {
+				for range 10 {
+					o.BreakDone(t.Context(), dlock.BreakDoneInfo{})
+					o.BreakDone(t.Context(), dlock.BreakDoneInfo{Err: errStore})
+					o.LeaseDone(t.Context(), dlock.LeaseDoneInfo{Err: dlock.ErrLost})
+				}
+				time.Sleep(time.Second)
+			}
+			lines := out.lines(t)["WARN"]
+			require.Len(t, lines, 90)
+			for _, l := range lines {
+				require.Zero(t, l.Count)
+			}
+			for range 20 {
+				o.BreakDone(t.Context(), dlock.BreakDoneInfo{})
+				time.Sleep(90 * time.Millisecond) // the eleventh comes after 900 ms, the last one after 1.71 s
+			}
+			require.Len(t, out.lines(t)["WARN"], 10)
+			time.Sleep(time.Minute)
+			require.Equal(t, []lineOfLog{{Level: "WARN", Msg: "lock broken by an operator", Count: 10}}, out.lines(t)["WARN"])
+			floods := 0
+			o = dlock.NewLogObserver(slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+				if a.Key == "count" {
+					floods++
+					panic("no counts, please")
+				}
+				return a
+			}})))
+			for range 11 {
+				o.BreakDone(t.Context(), dlock.BreakDoneInfo{})
+			}
+			settle(time.Minute)
+			require.Equal(t, 1, floods)
+		},
 	}.run(t)
 }
 
@@ -1508,48 +1543,6 @@ func TestLogObserverOfRenewalsThatCloseEnds(t *testing.T) {
 		require.NoError(t, c.Close())
 		synctest.Wait()
 		require.Empty(t, out.lines(t))
-	})
-}
-
-// Ten a second are not a flood, and neither are more of different kinds. The eleventh warning within a second begins a second in
-// which all are gathered. A handler that panics does no harm where nobody recovers for it.
-func TestLogObserverOfNoFlood(t *testing.T) {
-	in(t, func(t *testing.T, _ *memory.Locker, _ *spy) {
-		var out logbook
-		o := dlock.NewLogObserver(slog.New(slog.NewJSONHandler(&out, nil)))
-		for range 3 {
-			for range 10 {
-				o.BreakDone(t.Context(), dlock.BreakDoneInfo{})
-				o.BreakDone(t.Context(), dlock.BreakDoneInfo{Err: errStore})
-				o.LeaseDone(t.Context(), dlock.LeaseDoneInfo{Err: dlock.ErrLost})
-			}
-			time.Sleep(time.Second)
-		}
-		lines := out.lines(t)["WARN"]
-		require.Len(t, lines, 90)
-		for _, l := range lines {
-			require.Zero(t, l.Count)
-		}
-		for range 20 {
-			o.BreakDone(t.Context(), dlock.BreakDoneInfo{})
-			time.Sleep(90 * time.Millisecond) // the eleventh comes after 900 ms, the last one after 1.71 s
-		}
-		require.Len(t, out.lines(t)["WARN"], 10)
-		time.Sleep(time.Minute)
-		require.Equal(t, []lineOfLog{{Level: "WARN", Msg: "lock broken by an operator", Count: 10}}, out.lines(t)["WARN"])
-		floods := 0
-		o = dlock.NewLogObserver(slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-			if a.Key == "count" {
-				floods++
-				panic("no counts, please")
-			}
-			return a
-		}})))
-		for range 11 {
-			o.BreakDone(t.Context(), dlock.BreakDoneInfo{})
-		}
-		settle(time.Minute)
-		require.Equal(t, 1, floods)
 	})
 }
 

@@ -412,6 +412,30 @@ func TestMinHolds(t *testing.T) {
 			time.Sleep(3 * time.Second)
 			require.Empty(t, s.made("release"), "the work may still run")
 		},
+		"Close makes the store keep the key at once, also if a renewal for the MinHold has just failed": func(t *testing.T, store *memory.Locker, n *spy) {
+			n.setRTT(10 * time.Millisecond)
+			c := dlock.New(n, dlock.WithMinHold(10*time.Minute))
+			l := acquire(t, c, "k")
+			n.set(refuse)
+			require.NoError(t, l.Release())
+			time.Sleep(100 * time.Millisecond)
+			n.set(up)
+			start := time.Now()
+			require.NoError(t, c.Close())
+			require.LessOrEqual(t, time.Since(start), 100*time.Millisecond)
+			time.Sleep(5 * time.Minute)
+			requireTaken(t, store, "k")
+		},
+		"the longest MinHold": func(t *testing.T, _ *memory.Locker, s *spy) {
+			const most = 365 * 24 * time.Hour
+			c := dlock.New(s, dlock.WithMinHold(most))
+			require.NoError(t, acquire(t, c, "k").Release())
+			synctest.Wait()
+			renewals := s.made("renew")
+			require.Len(t, renewals, 1)
+			require.Equal(t, most, renewals[0].ttl)
+			require.NoError(t, c.Close())
+		},
 	}.run(t)
 }
 
@@ -432,37 +456,6 @@ func TestCallsForMinHoldsInAnOutage(t *testing.T) {
 			})
 		}
 	}
-}
-
-// Close makes the store keep the key at once, also if a renewal for the MinHold has just failed.
-func TestCloseHurriesMinHolds(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, n *spy) {
-		n.setRTT(10 * time.Millisecond)
-		c := dlock.New(n, dlock.WithMinHold(10*time.Minute))
-		l := acquire(t, c, "k")
-		n.set(refuse)
-		require.NoError(t, l.Release())
-		time.Sleep(100 * time.Millisecond)
-		n.set(up)
-		start := time.Now()
-		require.NoError(t, c.Close())
-		require.LessOrEqual(t, time.Since(start), 100*time.Millisecond)
-		time.Sleep(5 * time.Minute)
-		requireTaken(t, store, "k")
-	})
-}
-
-func TestMinHoldMax(t *testing.T) {
-	const most = 365 * 24 * time.Hour
-	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
-		c := dlock.New(s, dlock.WithMinHold(most))
-		require.NoError(t, acquire(t, c, "k").Release())
-		synctest.Wait()
-		renewals := s.made("renew")
-		require.Len(t, renewals, 1)
-		require.Equal(t, most, renewals[0].ttl)
-		require.NoError(t, c.Close())
-	})
 }
 
 func TestOwedReleases(t *testing.T) {

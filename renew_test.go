@@ -235,6 +235,47 @@ func TestRenew(t *testing.T) {
 			require.EqualValues(t, 32, most.Load())
 			releaseAll(t, leases)
 		},
+		"leases are renewed by deadline, however many others came earlier": func(t *testing.T, _ *memory.Locker, n *spy) {
+			const (
+				leases = 10_000 / israce.Slower
+				rtt    = 10 * time.Millisecond
+			)
+			c := dlock.New(plain{n})
+			long, _ := acquireAll(t, c, "long", leases)
+			n.setRTT(rtt)
+			time.Sleep(10*time.Second - time.Second/3 - rtt/2) // so that all are due together
+			short := acquire(t, c.With(dlock.WithTTL(time.Second)), "short")
+			time.Sleep(time.Minute)
+			if err := short.Err(); err != nil {
+				t.Errorf("the lease of 1 s behind %d of 30 s: %v, want it held", leases, err)
+			}
+			requireNoneLost(t, long)
+			require.NoError(t, c.Close())
+		},
+		"thousands of leases": func(t *testing.T, store *memory.Locker, s *spy) {
+			const leases = 10_000
+			c := dlock.New(s)
+			var most atomic.Int64
+			s.on("batch", func(c *call) { most.Store(max(most.Load(), int64(goroutines()))) })
+			all := make([]*dlock.Lease, leases)
+			for i := range all {
+				all[i] = acquire(t, c, fmt.Sprint(i))
+				time.Sleep(time.Millisecond)
+			}
+			time.Sleep(time.Minute)
+			n := len(s.made("batch"))
+			settle(100 * time.Second)
+			atRest, renewing := goroutines(), most.Load()
+			calls := (len(s.made("batch")) - n) / 10
+			t.Logf("%d leases: %d goroutines at rest, %d while renewing; %d calls to renew them all", leases, atRest, renewing, calls)
+			require.Zero(t, atRest)
+			require.LessOrEqual(t, renewing, int64(33))
+			require.LessOrEqual(t, calls, 25)
+			for _, l := range all {
+				require.NoError(t, l.Err())
+				require.NoError(t, l.Release())
+			}
+		},
 	}.run(t)
 }
 
@@ -288,75 +329,6 @@ func TestRenewThatHangs(t *testing.T) {
 			require.NoError(t, c.Close())
 		})
 	}
-}
-
-// Leases are renewed by deadline, however many others came earlier.
-func TestShortLeaseBehindLongOnes(t *testing.T) {
-	const (
-		leases = 10_000 / israce.Slower
-		rtt    = 10 * time.Millisecond
-	)
-	in(t, func(t *testing.T, _ *memory.Locker, n *spy) {
-		c := dlock.New(plain{n})
-		long, _ := acquireAll(t, c, "long", leases)
-		n.setRTT(rtt)
-		time.Sleep(10*time.Second - time.Second/3 - rtt/2) // so that all are due together
-		short := acquire(t, c.With(dlock.WithTTL(time.Second)), "short")
-		time.Sleep(time.Minute)
-		if err := short.Err(); err != nil {
-			t.Errorf("the lease of 1 s behind %d of 30 s: %v, want it held", leases, err)
-		}
-		requireNoneLost(t, long)
-		require.NoError(t, c.Close())
-	})
-}
-
-// The remaining time of a short lease does not limit its whole batch.
-func TestShortLeaseInABatch(t *testing.T) {
-	const rtt = 400 * time.Millisecond
-	in(t, func(t *testing.T, _ *memory.Locker, n *spy) {
-		c := dlock.New(n)
-		long, _ := acquireAll(t, c, "long", 100)
-		n.setRTT(rtt)
-		time.Sleep(10*time.Second - time.Second/3 - rtt/2) // so that all are due together
-		short := acquire(t, c.With(dlock.WithTTL(time.Second)), "short")
-		time.Sleep(time.Minute)
-		if err := short.Err(); err != nil {
-			t.Errorf("the lease of 1 s in a batch with 100 of 30 s: %v, want it held", err)
-		}
-		requireNoneLost(t, long)
-		for _, c := range n.made("batch") {
-			require.False(t, c.cut, "it was ended before its reply came")
-		}
-		require.NoError(t, c.Close())
-	})
-}
-
-func TestThousandsOfLeases(t *testing.T) {
-	const leases = 10_000
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		c := dlock.New(s)
-		var most atomic.Int64
-		s.on("batch", func(c *call) { most.Store(max(most.Load(), int64(goroutines()))) })
-		all := make([]*dlock.Lease, leases)
-		for i := range all {
-			all[i] = acquire(t, c, fmt.Sprint(i))
-			time.Sleep(time.Millisecond)
-		}
-		time.Sleep(time.Minute)
-		n := len(s.made("batch"))
-		settle(100 * time.Second)
-		atRest, renewing := goroutines(), most.Load()
-		calls := (len(s.made("batch")) - n) / 10
-		t.Logf("%d leases: %d goroutines at rest, %d while renewing; %d calls to renew them all", leases, atRest, renewing, calls)
-		require.Zero(t, atRest)
-		require.LessOrEqual(t, renewing, int64(33))
-		require.LessOrEqual(t, calls, 25)
-		for _, l := range all {
-			require.NoError(t, l.Err())
-			require.NoError(t, l.Release())
-		}
-	})
 }
 
 func TestNoGoroutineWithoutALease(t *testing.T) {
@@ -525,6 +497,33 @@ func TestBatches(t *testing.T) {
 			require.NoError(t, c.Close())
 			time.Sleep(time.Hour)
 		},
+		"the remaining time of a short lease does not limit its whole batch": func(t *testing.T, _ *memory.Locker, n *spy) {
+			const rtt = 400 * time.Millisecond
+			c := dlock.New(n)
+			long, _ := acquireAll(t, c, "long", 100)
+			n.setRTT(rtt)
+			time.Sleep(10*time.Second - time.Second/3 - rtt/2) // so that all are due together
+			short := acquire(t, c.With(dlock.WithTTL(time.Second)), "short")
+			time.Sleep(time.Minute)
+			if err := short.Err(); err != nil {
+				t.Errorf("the lease of 1 s in a batch with 100 of 30 s: %v, want it held", err)
+			}
+			requireNoneLost(t, long)
+			for _, c := range n.made("batch") {
+				require.False(t, c.cut, "it was ended before its reply came")
+			}
+			require.NoError(t, c.Close())
+		},
+		"while the store refuses, all leases are asked for once a second, in batches, and one alone": func(t *testing.T, _ *memory.Locker, n *spy) {
+			c := dlock.New(n)
+			leases, _ := acquireAll(t, c, "k", 2*perBatch)
+			time.Sleep(9 * time.Second)
+			n.fail(refuse, 16*time.Second)
+			require.LessOrEqual(t, len(n.made("batch", "renew")), 16*(2+1), "calls in an outage of 16 s")
+			time.Sleep(time.Minute)
+			requireNoneLost(t, leases)
+			require.NoError(t, c.Close())
+		},
 	}.run(t)
 }
 
@@ -651,20 +650,6 @@ func TestStepsToASpoiler(t *testing.T) {
 			require.NoError(t, c.Close())
 		})
 	}
-}
-
-// While the store refuses, all leases are asked for once a second, in batches, and one alone.
-func TestRenewalsInAnOutage(t *testing.T) {
-	in(t, func(t *testing.T, _ *memory.Locker, n *spy) {
-		c := dlock.New(n)
-		leases, _ := acquireAll(t, c, "k", 2*perBatch)
-		time.Sleep(9 * time.Second)
-		n.fail(refuse, 16*time.Second)
-		require.LessOrEqual(t, len(n.made("batch", "renew")), 16*(2+1), "calls in an outage of 16 s")
-		time.Sleep(time.Minute)
-		requireNoneLost(t, leases)
-		require.NoError(t, c.Close())
-	})
 }
 
 // Renewals for MinHolds that hang cost no lease.

@@ -330,6 +330,15 @@ func TestSets(t *testing.T) {
 			time.Sleep(time.Minute)
 			requireHolders(t, store, "", "")
 		},
+		"each attempt of a set with WithOutage is repeated": func(t *testing.T, _ *memory.Locker, n *spy) {
+			c := dlock.New(n, dlock.WithOutage(10*time.Second))
+			begun := time.Now()
+			go n.fail(refuse, 5*time.Second)
+			synctest.Wait()
+			require.NoError(t, take(t, c, abcd...).Release())
+			require.Less(t, time.Since(begun), 6*time.Second)
+			require.Greater(t, time.Since(begun), 5*time.Second)
+		},
 	}.run(t)
 }
 
@@ -830,19 +839,6 @@ func TestPanicInASet(t *testing.T) {
 		synctest.Wait()
 		requireHolders(t, store, "", "")
 		require.NoError(t, take(t, c, abcd...).Release())
-	})
-}
-
-// Each attempt of a set with WithOutage is repeated.
-func TestSetWithOutage(t *testing.T) {
-	in(t, func(t *testing.T, _ *memory.Locker, n *spy) {
-		c := dlock.New(n, dlock.WithOutage(10*time.Second))
-		begun := time.Now()
-		go n.fail(refuse, 5*time.Second)
-		synctest.Wait()
-		require.NoError(t, take(t, c, abcd...).Release())
-		require.Less(t, time.Since(begun), 6*time.Second)
-		require.Greater(t, time.Since(begun), 5*time.Second)
 	})
 }
 
