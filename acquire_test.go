@@ -319,8 +319,7 @@ func TestGrants(t *testing.T) {
 				at := time.Now()
 				require.Equal(t, w.first, s.made("acquire")[0].ttl)
 				require.Equal(t, at.Add(w.first-w.first/100-2*time.Millisecond), l.Deadline())
-				time.Sleep(100 * time.Millisecond)
-				synctest.Wait()
+				settle(100 * time.Millisecond)
 				if w.renewed {
 					require.Len(t, s.made("renew"), 1)
 					full := s.made("try")[0].ttl

@@ -56,6 +56,20 @@ func TestDo(t *testing.T) {
 			synctest.Wait()
 			require.Len(t, s.made("release"), 2, "that of Do, and the first of the Client")
 		},
+		"if the work detaches its lease, its context ends, and Do returns its error": func(t *testing.T, store *memory.Locker, s *spy) {
+			var d dlock.Detached
+			c := dlock.New(s)
+			for _, want := range []error{nil, errors.New("not delivered")} {
+				s.forget()
+				require.Equal(t, want, c.Do(t.Context(), "k", func(ctx context.Context, l *dlock.Lease) (err error) {
+					d = detach(t, l)
+					require.Equal(t, dlock.ErrReleased, context.Cause(ctx))
+					return want
+				}))
+				require.Empty(t, s.made("release"))
+				require.NoError(t, adopt(t, c, d).Release())
+			}
+		},
 		"do with lost lease and ended context": func(t *testing.T, store *memory.Locker, s *spy) {
 			ctx, cancel := context.WithCancel(t.Context())
 			err := dlock.New(s).Do(ctx, "k", func(ctx context.Context, _ *dlock.Lease) error {
@@ -69,61 +83,25 @@ func TestDo(t *testing.T) {
 	}.run(t)
 }
 
-// If the work detaches its lease, its context ends, and Do returns its error.
-func TestDoWithDetachedLease(t *testing.T) {
-	wrong := errors.New("not delivered")
-	for _, want := range []error{nil, wrong} {
-		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-			var d dlock.Detached
-			c := dlock.New(s)
-			require.Equal(t, want, c.Do(t.Context(), "k", func(ctx context.Context, l *dlock.Lease) (err error) {
-				d = detach(t, l)
-				require.Equal(t, dlock.ErrReleased, context.Cause(ctx))
-				return want
-			}))
-			require.Empty(t, s.made("release"))
-			l := adopt(t, c, d)
-			require.NoError(t, l.Release())
-		})
-	}
-}
-
-func TestDoWithLostLease(t *testing.T) {
-	wrong := errors.New("went wrong")
-	run := func(fn func(context.Context) error) (err error) {
-		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-			err = dlock.New(s).Do(t.Context(), "k", func(ctx context.Context, _ *dlock.Lease) error {
-				store.Steal("k", time.Hour)
-				<-ctx.Done()
-				require.ErrorIs(t, context.Cause(ctx), dlock.ErrLost)
-				return fn(ctx)
-			})
-		})
-		require.ErrorIs(t, err, dlock.ErrLost)
-		return err
-	}
-	run(func(context.Context) error { return nil })
-	require.ErrorIs(t, run(func(context.Context) error { return wrong }), wrong)
-	err := run(func(ctx context.Context) error { return fmt.Errorf("row 7: %w", ctx.Err()) })
-	require.NotErrorIs(t, err, context.Canceled, "it would be taken for the end of the caller's context")
-	require.ErrorContains(t, err, "row 7: context canceled")
-	err = run(func(context.Context) error { return context.DeadlineExceeded })
-	require.ErrorIs(t, err, context.DeadlineExceeded, "that is the work's own")
-}
-
 // A loss is printed once, whether fn's error is the loss, wraps it, follows from it, or is another one.
-func TestDoPrintsALossOnce(t *testing.T) {
+func TestDoWithLostLease(t *testing.T) {
 	other := errors.New("row 7")
-	for name, fn := range map[string]func(ctx context.Context, l *dlock.Lease) error{
-		"nothing": noWork,
-		"Err":     func(_ context.Context, l *dlock.Lease) error { return l.Err() },
-		"cause":   func(ctx context.Context, _ *dlock.Lease) error { return fmt.Errorf("row 7: %w", context.Cause(ctx)) },
-		"text":    func(ctx context.Context, _ *dlock.Lease) error { return fmt.Errorf("row 7: %v", context.Cause(ctx)) },
-		"call": func(ctx context.Context, _ *dlock.Lease) error {
-			_, err := dlock.New(memory.New()).Acquire(ctx, "second")
-			return err
-		},
-		"other": func(context.Context, *dlock.Lease) error { return other },
+	for name, test := range map[string]struct {
+		fn   func(ctx context.Context, l *dlock.Lease) error
+		says []any
+	}{
+		"nothing": {noWork, []any{noContext}},
+		"Err":     {func(_ context.Context, l *dlock.Lease) error { return l.Err() }, []any{noContext}},
+		"cause":   {func(ctx context.Context, _ *dlock.Lease) error { return fmt.Errorf("row 7: %w", context.Cause(ctx)) }, []any{noContext}},
+		"text":    {func(ctx context.Context, _ *dlock.Lease) error { return fmt.Errorf("row 7: %v", context.Cause(ctx)) }, []any{noContext}},
+		"call": {func(ctx context.Context, _ *dlock.Lease) error {
+			return errOf(dlock.New(memory.New()).Acquire(ctx, "second"))
+		}, []any{noContext}},
+		"other": {func(context.Context, *dlock.Lease) error { return other }, []any{other, noContext}},
+		"what would be taken for the end of the caller's ctx": {func(ctx context.Context, _ *dlock.Lease) error {
+			return fmt.Errorf("row 7: %w", ctx.Err())
+		}, []any{noContext, "row 7: context canceled"}},
+		"a time limit of the work": {func(context.Context, *dlock.Lease) error { return context.DeadlineExceeded }, []any{context.DeadlineExceeded}},
 	} {
 		run(t, name, func(t *testing.T, store *memory.Locker, s *spy) {
 			var loss error
@@ -131,13 +109,11 @@ func TestDoPrintsALossOnce(t *testing.T) {
 				store.Steal("k", time.Hour)
 				<-ctx.Done()
 				loss = context.Cause(ctx)
-				return fn(ctx, l)
+				return test.fn(ctx, l)
 			})
-			requireErr(t, err, dlock.ErrLost, loss, noContext)
+			require.ErrorIs(t, loss, dlock.ErrLost)
+			requireErr(t, err, append(test.says, dlock.ErrLost, loss)...)
 			require.Equal(t, 1, strings.Count(err.Error(), "lease lost"), err)
-			if name == "other" {
-				require.ErrorIs(t, err, other)
-			}
 		})
 	}
 }
@@ -146,10 +122,9 @@ func TestOperators(t *testing.T) {
 	inCases{
 		"inspect": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s, dlock.WithOwner("web-7"))
-			holder := inspect(t, c)
-			require.Zero(t, holder)
+			require.Zero(t, inspect(t, c))
 			defer acquire(t, c, "k").Release()
-			holder = inspect(t, c)
+			holder := inspect(t, c)
 			require.True(t, holder.Held)
 			require.Equal(t, "web-7", holder.Owner)
 			require.Equal(t, time.Now().Local(), holder.Started)
@@ -274,35 +249,32 @@ func TestForeignValueIsNotShown(t *testing.T) {
 
 // A panic in a Locker reaches the caller, and the Client remains usable.
 func TestPanicInTheLocker(t *testing.T) {
-	panicky := func(t *testing.T, op string, f func(t *testing.T, c *dlock.Client)) {
+	for op, f := range map[string]func(t *testing.T, c *dlock.Client){
+		"try": func(t *testing.T, c *dlock.Client) { require.Panics(t, func() { c.TryAcquire(t.Context(), "k") }) },
+		"renew": func(t *testing.T, c *dlock.Client) {
+			l := acquire(t, c, "k")
+			require.Panics(t, func() { l.Renew(t.Context()) })
+			require.NoError(t, l.Release())
+		},
+		"release": func(t *testing.T, c *dlock.Client) {
+			l := acquire(t, c, "k")
+			require.Panics(t, func() { l.Release() })
+			require.NoError(t, l.Release())
+		},
+	} {
 		run(t, op, func(t *testing.T, store *memory.Locker, s *spy) {
-			s.onCall(func(c *call) {
-				if c.op == op {
-					s.onCall(nil)
-					if op == "try" {
-						require.NoError(t, errOf(store.TryAcquire(c.ctx, c.key, c.token, c.ttl)))
-					}
-					panic(op)
+			s.on(op, func(c *call) {
+				s.onCall(nil)
+				if op == "try" {
+					require.NoError(t, errOf(store.TryAcquire(c.ctx, c.key, c.token, c.ttl)))
 				}
+				panic(op)
 			})
 			f(t, dlock.New(s, dlock.WithRenewal(false)))
 			synctest.Wait()
 			requireFree(t, store, "k")
 		})
 	}
-	panicky(t, "try", func(t *testing.T, c *dlock.Client) {
-		require.Panics(t, func() { c.TryAcquire(t.Context(), "k") })
-	})
-	panicky(t, "renew", func(t *testing.T, c *dlock.Client) {
-		l := acquire(t, c, "k")
-		require.Panics(t, func() { l.Renew(t.Context()) })
-		require.NoError(t, l.Release())
-	})
-	panicky(t, "release", func(t *testing.T, c *dlock.Client) {
-		l := acquire(t, c, "k")
-		require.Panics(t, func() { l.Release() })
-		require.NoError(t, l.Release())
-	})
 }
 
 func TestBadInput(t *testing.T) {
@@ -333,15 +305,10 @@ func TestBadInput(t *testing.T) {
 			{good.With(dlock.WithLocalTurns(-1)), "k", "WithLocalTurns(-1): not between 1 and 8"},
 			{good.With(dlock.WithLocalTurns(9)), "k", "WithLocalTurns(9): not between 1 and 8"},
 		} {
-			for name, f := range map[string]func() error{
-				"Acquire":    func() error { _, err := bad.client.Acquire(t.Context(), bad.key); return err },
-				"TryAcquire": func() error { _, err := bad.client.TryAcquire(t.Context(), bad.key); return err },
-				"Inspect":    func() error { _, err := bad.client.Inspect(t.Context(), bad.key); return err },
-				"Do": func() error {
-					return bad.client.Do(t.Context(), bad.key, noWork)
-				},
+			for name, err := range map[string]error{
+				"Acquire": errOf(bad.client.Acquire(t.Context(), bad.key)), "TryAcquire": errOf(bad.client.TryAcquire(t.Context(), bad.key)),
+				"Inspect": errOf(bad.client.Inspect(t.Context(), bad.key)), "Do": bad.client.Do(t.Context(), bad.key, noWork),
 			} {
-				err := f()
 				require.ErrorIs(t, err, dlock.ErrInvalid, name)
 				require.ErrorContains(t, err, bad.want, name)
 			}

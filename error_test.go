@@ -151,6 +151,18 @@ func TestErrorsOfContexts(t *testing.T) {
 			_, err := dlock.New(plain{s}).Acquire(ctx, "k")
 			requireErr(t, err, context.Canceled, not{context.DeadlineExceeded}, dlock.ErrUnavailable)
 		},
+		"a store has not failed whose last call was cut short by the end of the wait": func(t *testing.T, _ *memory.Locker, s *spy) {
+			start := time.Now()
+			s.onCall(func(c *call) {
+				c.attempt = &dlock.Attempt{Holder: "other", Remaining: time.Millisecond}
+				if time.Since(start) >= 14*time.Second {
+					c.hang()
+				}
+			})
+			c := dlock.New(plain{s}, dlock.WithBackoff(func(int) time.Duration { return 700 * time.Millisecond }))
+			_, err := c.Acquire(within(t, 14*time.Second+30*time.Millisecond), "k")
+			require.EqualError(t, err, `dlock: acquire "k": context deadline exceeded: held by another, for 1ms unless renewed`)
+		},
 	}.run(t)
 }
 
@@ -379,22 +391,6 @@ func TestOutageOfMemory(t *testing.T) {
 	}
 }
 
-// A store has not failed whose last call was cut short by the end of the wait.
-func TestCallThatIsCutShortDuringAWait(t *testing.T) {
-	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
-		start := time.Now()
-		s.onCall(func(c *call) {
-			c.attempt = &dlock.Attempt{Holder: "other", Remaining: time.Millisecond}
-			if time.Since(start) >= 14*time.Second {
-				c.hang()
-			}
-		})
-		c := dlock.New(plain{s}, dlock.WithBackoff(func(int) time.Duration { return 700 * time.Millisecond }))
-		_, err := c.Acquire(within(t, 14*time.Second+30*time.Millisecond), "k")
-		require.EqualError(t, err, `dlock: acquire "k": context deadline exceeded: held by another, for 1ms unless renewed`)
-	})
-}
-
 // A shape is a way to call a Client or a Lease. It prepares the call while the store answers.
 type shape struct {
 	name    string
@@ -567,21 +563,16 @@ func TestSilence(t *testing.T) {
 		// The calls of the background tell Observers what a caller would be told. The error of a lease that is
 		// lost does not match ErrUnavailable, since the work has run.
 		"silence in the background": func(t *testing.T, store *memory.Locker, s *spy) {
-			var renewal, owed error
-			c := dlock.New(s, dlock.WithTTL(6*time.Second), dlock.WithObserver(&dlock.Observer{
-				RenewDone: func(_ context.Context, i dlock.RenewDoneInfo) { renewal = i.Err },
-				OwedDone:  func(_ context.Context, i dlock.OwedDoneInfo) { owed = i.Err },
-			}))
+			c, seen := watched(s, dlock.WithTTL(6*time.Second))
 			l := acquire(t, c, "k")
 			store.Delay(time.Hour)
 			<-l.Done()
 			time.Sleep(time.Minute)
 			store.Delay(0)
 			require.NoError(t, c.Close()) // after which no Observer is called
-			for name, err := range map[string]error{"renewal": renewal, "owed release": owed} {
-				require.ErrorIs(t, err, dlock.ErrUnavailable, name)
-				require.ErrorContains(t, err, "no answer within", name)
-				requireErr(t, err, noContext)
+			renewals, owed := of[dlock.RenewDoneInfo](seen), only[dlock.OwedDoneInfo](t, seen)
+			for _, err := range []error{renewals[len(renewals)-1].Err, owed.Err} {
+				requireErr(t, err, dlock.ErrUnavailable, "no answer within", noContext)
 			}
 			requireErr(t, l.Err(), dlock.ErrLost, not{dlock.ErrUnavailable}, "no answer for 3.")
 		},

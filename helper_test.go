@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -499,6 +500,12 @@ var (
 	lockers  = ways{"batch": direct, "single": isPlain}
 	renewing = ways{"batch": direct, "single": isPlain, "unsupported": func(s *spy) dlock.Locker { return single{s} }}
 )
+
+// settle lets a time pass, and what happens at its end.
+func settle(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
 
 // together runs f in n goroutines, and waits for them.
 func together(n int, f func(i int)) {

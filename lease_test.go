@@ -68,11 +68,19 @@ func TestLease(t *testing.T) {
 			parent, cancel := context.WithCancelCause(context.WithValue(t.Context(), keyType{}, "value"))
 			l := acquire(t, c, "k")
 			first, second := l.Context(parent), l.Context(t.Context())
+			other := l.Context(context.WithValue(parent, keyType{}, "another"))
 			require.Equal(t, "value", first.Value(keyType{}))
+			require.Equal(t, "another", other.Value(keyType{}))
+			before := runtime.NumGoroutine()
+			child, stop := context.WithCancel(other)
+			defer stop()
+			require.Equal(t, before, runtime.NumGoroutine(), "a goroutine watches the context")
 			cancel(cause)
+			<-child.Done()
 			require.ErrorIs(t, first.Err(), context.Canceled)
-			require.Equal(t, cause, context.Cause(first))
+			require.Equal(t, []error{cause, cause}, []error{context.Cause(first), context.Cause(child)})
 			require.NoError(t, second.Err())
+			require.NoError(t, l.Err())
 			require.NoError(t, l.Release())
 			require.Equal(t, context.Canceled, second.Err(), "at once, when Release has returned")
 			require.Equal(t, dlock.ErrReleased, context.Cause(second))
@@ -190,17 +198,6 @@ func TestLossReasons(t *testing.T) {
 	}
 }
 
-// The error of a lease that is lost to a store that hangs says for how long there was no answer.
-func TestLossToAStoreThatHangs(t *testing.T) {
-	renewing.run(t, func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
-		l := acquire(t, dlock.New(locker, dlock.WithTTL(3*time.Second)), "k")
-		store.Delay(time.Hour)
-		<-l.Done()
-		store.Delay(0)
-		require.EqualError(t, l.Err(), `dlock: "k": lease lost: not renewed before its deadline (last renewal: no answer for 1.968s)`)
-	})
-}
-
 // A context of the lease for each tick keeps no memory.
 func TestContextOncePerTick(t *testing.T) {
 	const (
@@ -208,9 +205,7 @@ func TestContextOncePerTick(t *testing.T) {
 		most  = 100 // bytes
 	)
 	for name, derive := range map[string]func(context.Context) (context.Context, context.CancelFunc){
-		"background": func(context.Context) (context.Context, context.CancelFunc) {
-			return context.Background(), func() {}
-		},
+		"background":  func(context.Context) (context.Context, context.CancelFunc) { return context.Background(), func() {} },
 		"cancellable": context.WithCancel,
 		"deadline": func(ctx context.Context) (context.Context, context.CancelFunc) {
 			return context.WithTimeout(ctx, time.Hour)
@@ -321,16 +316,13 @@ func TestNestedAcquire(t *testing.T) {
 				defer cancel()
 				s.forget()
 				start := time.Now()
-				for name, f := range map[string]func(key string) error{
-					"Acquire": func(key string) error { _, err := c.Acquire(ctx, key); return err },
-					"With":    func(key string) error { _, err := c.With(dlock.WithTTL(time.Minute)).Acquire(ctx, key); return err },
-					"MaxWait": func(key string) error { _, err := c.With(dlock.WithMaxWait(time.Minute)).Acquire(ctx, key); return err },
-					"Do": func(key string) error {
-						return c.Do(ctx, key, func(context.Context, *dlock.Lease) error { return errors.New("called") })
-					},
-				} {
-					for _, key := range []string{"a", "b"} {
-						err := f(key)
+				for _, key := range []string{"a", "b"} {
+					for name, err := range map[string]error{
+						"Acquire": errOf(c.Acquire(ctx, key)),
+						"With":    errOf(c.With(dlock.WithTTL(time.Minute)).Acquire(ctx, key)),
+						"MaxWait": errOf(c.With(dlock.WithMaxWait(time.Minute)).Acquire(ctx, key)),
+						"Do":      c.Do(ctx, key, func(context.Context, *dlock.Lease) error { return errors.New("called") }),
+					} {
 						require.ErrorIs(t, err, dlock.ErrNested, name)
 						requireErr(t, err, not{dlock.ErrHeld}, exactly(fmt.Sprintf("dlock: acquire %q: already held by the caller", key)))
 					}
@@ -345,33 +337,6 @@ func TestNestedAcquire(t *testing.T) {
 				return lease.Release()
 			})
 		}))
-	})
-}
-
-// Package context treats the context of a lease like its own, and it has the values of its parent.
-func TestLeaseContextIsWhole(t *testing.T) {
-	type key struct{}
-	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
-		l := acquire(t, dlock.New(s), "k")
-		cause := errors.New("the parent's cause")
-		root, cancel := context.WithCancelCause(t.Context())
-		one, two := l.Context(context.WithValue(root, key{}, 1)), l.Context(context.WithValue(root, key{}, 2))
-		require.Equal(t, 1, one.Value(key{}))
-		require.Equal(t, 2, two.Value(key{}))
-		before := runtime.NumGoroutine()
-		child, stop := context.WithCancel(two)
-		defer stop()
-		require.Equal(t, before, runtime.NumGoroutine(), "a goroutine watches the context")
-		cancel(cause)
-		<-child.Done()
-		require.Equal(t, cause, context.Cause(child))
-		require.Equal(t, cause, context.Cause(one))
-		require.NoError(t, l.Err())
-		below := l.Context(t.Context())
-		require.NoError(t, l.Release())
-		<-below.Done()
-		require.Equal(t, dlock.ErrReleased, context.Cause(below))
-		require.Equal(t, dlock.ErrReleased, context.Cause(l.Context(t.Context())))
 	})
 }
 
@@ -539,8 +504,7 @@ func TestDetach(t *testing.T) {
 			c := dlock.New(s)
 			d := detach(t, acquire(t, c, "k"))
 			requireHeld(t, store, "k", s.made("try")[0].token)
-			back := adopt(t, c, d)
-			require.NoError(t, back.Release())
+			require.NoError(t, adopt(t, c, d).Release())
 			requireFree(t, store, "k")
 		},
 		"adopt may be repeated after an error": func(t *testing.T, store *memory.Locker, s *spy) {

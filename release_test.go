@@ -328,8 +328,7 @@ func TestMinHolds(t *testing.T) {
 				require.Error(t, errOf(c.TryAcquire(ctx, fmt.Sprint("bad", i))))
 				cancel()
 			}
-			l := acquire(t, c, "good")
-			require.NoError(t, l.Release())
+			require.NoError(t, acquire(t, c, "good").Release())
 			time.Sleep(time.Minute)
 			requireTaken(t, store, "good")
 			c.Close()
@@ -362,8 +361,7 @@ func TestMinHolds(t *testing.T) {
 		},
 		"Close waits for a release whose MinHold is over": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s, dlock.WithMinHold(time.Second))
-			l := acquire(t, c, "k")
-			require.NoError(t, l.Release())
+			require.NoError(t, acquire(t, c, "k").Release())
 			store.Fail(errStore)
 			time.Sleep(1500 * time.Millisecond)
 			require.Equal(t, 1, c.Stats().ReleasesOwed)
@@ -384,10 +382,7 @@ func TestMinHolds(t *testing.T) {
 		},
 		"while the store is away, a MinHold is owed until it is over, however short the TTL": func(t *testing.T, store *memory.Locker, s *spy) {
 			const n, minHold = 100, 10 * time.Second
-			seen := make(chan dlock.OwedDoneInfo, n)
-			c := dlock.New(s, dlock.WithTTL(time.Second), dlock.WithMinHold(minHold), dlock.WithObserver(&dlock.Observer{
-				OwedDone: func(_ context.Context, i dlock.OwedDoneInfo) { seen <- i },
-			}))
+			c, seen := watched(s, dlock.WithTTL(time.Second), dlock.WithMinHold(minHold))
 			leases, _ := acquireAll(t, c, "", n)
 			store.Fail(errStore)
 			releaseAll(t, leases)
@@ -396,8 +391,11 @@ func TestMinHolds(t *testing.T) {
 			time.Sleep(2 * time.Millisecond)
 			require.Zero(t, c.Stats().ReleasesOwed, "after the end of the MinHold")
 			require.LessOrEqual(t, len(s.made("release")), 8, "of %d keys that the store has freed long ago", n)
-			for range n {
-				require.ErrorIs(t, (<-seen).Err, errStore)
+			synctest.Wait()
+			ends := of[dlock.OwedDoneInfo](seen)
+			require.Len(t, ends, n)
+			for _, i := range ends {
+				require.ErrorIs(t, i.Err, errStore)
 			}
 			start := time.Now()
 			require.NoError(t, c.Close())
@@ -413,6 +411,30 @@ func TestMinHolds(t *testing.T) {
 			require.ErrorContains(t, c.Shutdown(ended(t)), "1 leases still held")
 			time.Sleep(3 * time.Second)
 			require.Empty(t, s.made("release"), "the work may still run")
+		},
+		"Close makes the store keep the key at once, also if a renewal for the MinHold has just failed": func(t *testing.T, store *memory.Locker, n *spy) {
+			n.setRTT(10 * time.Millisecond)
+			c := dlock.New(n, dlock.WithMinHold(10*time.Minute))
+			l := acquire(t, c, "k")
+			n.set(refuse)
+			require.NoError(t, l.Release())
+			time.Sleep(100 * time.Millisecond)
+			n.set(up)
+			start := time.Now()
+			require.NoError(t, c.Close())
+			require.LessOrEqual(t, time.Since(start), 100*time.Millisecond)
+			time.Sleep(5 * time.Minute)
+			requireTaken(t, store, "k")
+		},
+		"the longest MinHold": func(t *testing.T, _ *memory.Locker, s *spy) {
+			const most = 365 * 24 * time.Hour
+			c := dlock.New(s, dlock.WithMinHold(most))
+			require.NoError(t, acquire(t, c, "k").Release())
+			synctest.Wait()
+			renewals := s.made("renew")
+			require.Len(t, renewals, 1)
+			require.Equal(t, most, renewals[0].ttl)
+			require.NoError(t, c.Close())
 		},
 	}.run(t)
 }
@@ -434,37 +456,6 @@ func TestCallsForMinHoldsInAnOutage(t *testing.T) {
 			})
 		}
 	}
-}
-
-// Close makes the store keep the key at once, also if a renewal for the MinHold has just failed.
-func TestCloseHurriesMinHolds(t *testing.T) {
-	in(t, func(t *testing.T, store *memory.Locker, n *spy) {
-		n.setRTT(10 * time.Millisecond)
-		c := dlock.New(n, dlock.WithMinHold(10*time.Minute))
-		l := acquire(t, c, "k")
-		n.set(refuse)
-		require.NoError(t, l.Release())
-		time.Sleep(100 * time.Millisecond)
-		n.set(up)
-		start := time.Now()
-		require.NoError(t, c.Close())
-		require.LessOrEqual(t, time.Since(start), 100*time.Millisecond)
-		time.Sleep(5 * time.Minute)
-		requireTaken(t, store, "k")
-	})
-}
-
-func TestMinHoldMax(t *testing.T) {
-	const most = 365 * 24 * time.Hour
-	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
-		c := dlock.New(s, dlock.WithMinHold(most))
-		require.NoError(t, acquire(t, c, "k").Release())
-		synctest.Wait()
-		renewals := s.made("renew")
-		require.Len(t, renewals, 1)
-		require.Equal(t, most, renewals[0].ttl)
-		require.NoError(t, c.Close())
-	})
 }
 
 func TestOwedReleases(t *testing.T) {
@@ -633,16 +624,14 @@ func TestOwedReleases(t *testing.T) {
 		// An attempt without an answer is released; later tries, for a call that may be on its way, fail. The
 		// release was answered, so its end has no error.
 		"owed release was answered": func(t *testing.T, store *memory.Locker, s *spy) {
-			var ends []dlock.OwedDoneInfo
-			c := dlock.New(s, dlock.WithObserver(&dlock.Observer{OwedDone: func(_ context.Context, i dlock.OwedDoneInfo) { ends = append(ends, i) }}))
+			c, seen := watched(s)
 			s.on("try", func(c *call) { c.err = errStore })
 			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), errStore)
 			time.Sleep(time.Second)
 			store.Fail(errStore)
 			time.Sleep(time.Minute)
 			require.NoError(t, c.Close())
-			require.Len(t, ends, 1)
-			require.NoError(t, ends[0].Err)
+			require.NoError(t, only[dlock.OwedDoneInfo](t, seen).Err)
 		},
 		"a retry is made soon, although new releases are owed all the time": func(t *testing.T, store *memory.Locker, s *spy) {
 			var failed atomic.Int32
@@ -778,8 +767,7 @@ func TestReleasesOfAttempts(t *testing.T) {
 			require.True(t, late.Acquired)
 			time.Sleep(300 * time.Millisecond)
 			requireFree(t, store, "k")
-			time.Sleep(time.Second)
-			synctest.Wait()
+			settle(time.Second)
 			n := len(s.made("release"))
 			time.Sleep(time.Minute)
 			require.Len(t, s.made("release"), n, "it is released for ever")
@@ -1130,12 +1118,7 @@ func TestOwedReleasesEndWithTheirTTL(t *testing.T) {
 					away(c)
 				}
 			})
-			var unanswered atomic.Int32
-			c := dlock.New(s, dlock.WithTTL(ttl), dlock.WithObserver(&dlock.Observer{OwedDone: func(_ context.Context, i dlock.OwedDoneInfo) {
-				if i.Err != nil && i.Took <= ttl+time.Second {
-					unanswered.Add(1)
-				}
-			}}))
+			c, seen := watched(s, dlock.WithTTL(ttl))
 			leases, _ := acquireAll(t, c, "", n)
 			down.Store(true)
 			var all sync.WaitGroup
@@ -1152,7 +1135,8 @@ func TestOwedReleasesEndWithTheirTTL(t *testing.T) {
 			time.Sleep(time.Second)
 			require.Zero(t, c.Stats().ReleasesOwed, "of %d, a TTL and a second later", 2*n)
 			synctest.Wait()
-			require.EqualValues(t, 2*n, unanswered.Load(), "events with an error")
+			unanswered := slices.DeleteFunc(of[dlock.OwedDoneInfo](seen), func(i dlock.OwedDoneInfo) bool { return i.Err == nil || i.Took > ttl+time.Second })
+			require.Len(t, unanswered, 2*n, "events with an error")
 			s.forget()
 			down.Store(false)
 			time.Sleep(time.Second)

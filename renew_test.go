@@ -61,6 +61,13 @@ func TestRenewals(t *testing.T) {
 			require.NoError(t, l.Err())
 			require.NoError(t, l.Release())
 		},
+		"the error of a loss to a store that hangs says for how long there was no answer": func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
+			l := acquire(t, dlock.New(locker, dlock.WithTTL(3*time.Second)), "k")
+			store.Delay(time.Hour)
+			<-l.Done()
+			store.Delay(0)
+			require.EqualError(t, l.Err(), `dlock: "k": lease lost: not renewed before its deadline (last renewal: no answer for 1.968s)`)
+		},
 		"renewal hears of the loss": func(t *testing.T, store *memory.Locker, s *spy, locker dlock.Locker) {
 			l := acquire(t, dlock.New(locker), "k")
 			start := time.Now()
@@ -228,6 +235,47 @@ func TestRenew(t *testing.T) {
 			require.EqualValues(t, 32, most.Load())
 			releaseAll(t, leases)
 		},
+		"leases are renewed by deadline, however many others came earlier": func(t *testing.T, _ *memory.Locker, n *spy) {
+			const (
+				leases = 10_000 / israce.Slower
+				rtt    = 10 * time.Millisecond
+			)
+			c := dlock.New(plain{n})
+			long, _ := acquireAll(t, c, "long", leases)
+			n.setRTT(rtt)
+			time.Sleep(10*time.Second - time.Second/3 - rtt/2) // so that all are due together
+			short := acquire(t, c.With(dlock.WithTTL(time.Second)), "short")
+			time.Sleep(time.Minute)
+			if err := short.Err(); err != nil {
+				t.Errorf("the lease of 1 s behind %d of 30 s: %v, want it held", leases, err)
+			}
+			requireNoneLost(t, long)
+			require.NoError(t, c.Close())
+		},
+		"thousands of leases": func(t *testing.T, store *memory.Locker, s *spy) {
+			const leases = 10_000
+			c := dlock.New(s)
+			var most atomic.Int64
+			s.on("batch", func(c *call) { most.Store(max(most.Load(), int64(goroutines()))) })
+			all := make([]*dlock.Lease, leases)
+			for i := range all {
+				all[i] = acquire(t, c, fmt.Sprint(i))
+				time.Sleep(time.Millisecond)
+			}
+			time.Sleep(time.Minute)
+			n := len(s.made("batch"))
+			settle(100 * time.Second)
+			atRest, renewing := goroutines(), most.Load()
+			calls := (len(s.made("batch")) - n) / 10
+			t.Logf("%d leases: %d goroutines at rest, %d while renewing; %d calls to renew them all", leases, atRest, renewing, calls)
+			require.Zero(t, atRest)
+			require.LessOrEqual(t, renewing, int64(33))
+			require.LessOrEqual(t, calls, 25)
+			for _, l := range all {
+				require.NoError(t, l.Err())
+				require.NoError(t, l.Release())
+			}
+		},
 	}.run(t)
 }
 
@@ -283,82 +331,11 @@ func TestRenewThatHangs(t *testing.T) {
 	}
 }
 
-// Leases are renewed by deadline, however many others came earlier.
-func TestShortLeaseBehindLongOnes(t *testing.T) {
-	const (
-		leases = 10_000 / israce.Slower
-		rtt    = 10 * time.Millisecond
-	)
-	in(t, func(t *testing.T, _ *memory.Locker, n *spy) {
-		c := dlock.New(plain{n})
-		long, _ := acquireAll(t, c, "long", leases)
-		n.setRTT(rtt)
-		time.Sleep(10*time.Second - time.Second/3 - rtt/2) // so that all are due together
-		short := acquire(t, c.With(dlock.WithTTL(time.Second)), "short")
-		time.Sleep(time.Minute)
-		if err := short.Err(); err != nil {
-			t.Errorf("the lease of 1 s behind %d of 30 s: %v, want it held", leases, err)
-		}
-		requireNoneLost(t, long)
-		require.NoError(t, c.Close())
-	})
-}
-
-// The remaining time of a short lease does not limit its whole batch.
-func TestShortLeaseInABatch(t *testing.T) {
-	const rtt = 400 * time.Millisecond
-	in(t, func(t *testing.T, _ *memory.Locker, n *spy) {
-		c := dlock.New(n)
-		long, _ := acquireAll(t, c, "long", 100)
-		n.setRTT(rtt)
-		time.Sleep(10*time.Second - time.Second/3 - rtt/2) // so that all are due together
-		short := acquire(t, c.With(dlock.WithTTL(time.Second)), "short")
-		time.Sleep(time.Minute)
-		if err := short.Err(); err != nil {
-			t.Errorf("the lease of 1 s in a batch with 100 of 30 s: %v, want it held", err)
-		}
-		requireNoneLost(t, long)
-		for _, c := range n.made("batch") {
-			require.False(t, c.cut, "it was ended before its reply came")
-		}
-		require.NoError(t, c.Close())
-	})
-}
-
-func TestThousandsOfLeases(t *testing.T) {
-	const leases = 10_000
-	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-		c := dlock.New(s)
-		var most atomic.Int64
-		s.on("batch", func(c *call) { most.Store(max(most.Load(), int64(goroutines()))) })
-		all := make([]*dlock.Lease, leases)
-		for i := range all {
-			all[i] = acquire(t, c, fmt.Sprint(i))
-			time.Sleep(time.Millisecond)
-		}
-		time.Sleep(time.Minute)
-		n := len(s.made("batch"))
-		time.Sleep(100 * time.Second)
-		synctest.Wait()
-		atRest, renewing := goroutines(), most.Load()
-		calls := (len(s.made("batch")) - n) / 10
-		t.Logf("%d leases: %d goroutines at rest, %d while renewing; %d calls to renew them all", leases, atRest, renewing, calls)
-		require.Zero(t, atRest)
-		require.LessOrEqual(t, renewing, int64(33))
-		require.LessOrEqual(t, calls, 25)
-		for _, l := range all {
-			require.NoError(t, l.Err())
-			require.NoError(t, l.Release())
-		}
-	})
-}
-
 func TestNoGoroutineWithoutALease(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		c := dlock.New(memory.New())
 		l := acquire(t, c, "k")
-		time.Sleep(time.Hour)
-		synctest.Wait()
+		settle(time.Hour)
 		require.Zero(t, goroutines(), "with a lease, between renewals")
 		require.NoError(t, l.Release())
 		synctest.Wait()
@@ -428,9 +405,7 @@ func TestBatches(t *testing.T) {
 		"batches are used again after a failure": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s)
 			l, m := acquire(t, c, "k"), acquire(t, c, "l")
-			store.Fail(errStore)
-			time.Sleep(20 * time.Second)
-			store.Fail(nil)
+			s.fail(refuse, 20*time.Second)
 			time.Sleep(20 * time.Second)
 			n, singly := len(s.made("batch")), len(s.made("renew"))
 			require.NotZero(t, singly)
@@ -521,6 +496,33 @@ func TestBatches(t *testing.T) {
 			requireNoneLost(t, others)
 			require.NoError(t, c.Close())
 			time.Sleep(time.Hour)
+		},
+		"the remaining time of a short lease does not limit its whole batch": func(t *testing.T, _ *memory.Locker, n *spy) {
+			const rtt = 400 * time.Millisecond
+			c := dlock.New(n)
+			long, _ := acquireAll(t, c, "long", 100)
+			n.setRTT(rtt)
+			time.Sleep(10*time.Second - time.Second/3 - rtt/2) // so that all are due together
+			short := acquire(t, c.With(dlock.WithTTL(time.Second)), "short")
+			time.Sleep(time.Minute)
+			if err := short.Err(); err != nil {
+				t.Errorf("the lease of 1 s in a batch with 100 of 30 s: %v, want it held", err)
+			}
+			requireNoneLost(t, long)
+			for _, c := range n.made("batch") {
+				require.False(t, c.cut, "it was ended before its reply came")
+			}
+			require.NoError(t, c.Close())
+		},
+		"while the store refuses, all leases are asked for once a second, in batches, and one alone": func(t *testing.T, _ *memory.Locker, n *spy) {
+			c := dlock.New(n)
+			leases, _ := acquireAll(t, c, "k", 2*perBatch)
+			time.Sleep(9 * time.Second)
+			n.fail(refuse, 16*time.Second)
+			require.LessOrEqual(t, len(n.made("batch", "renew")), 16*(2+1), "calls in an outage of 16 s")
+			time.Sleep(time.Minute)
+			requireNoneLost(t, leases)
+			require.NoError(t, c.Close())
 		},
 	}.run(t)
 }
@@ -648,20 +650,6 @@ func TestStepsToASpoiler(t *testing.T) {
 			require.NoError(t, c.Close())
 		})
 	}
-}
-
-// While the store refuses, all leases are asked for once a second, in batches, and one alone.
-func TestRenewalsInAnOutage(t *testing.T) {
-	in(t, func(t *testing.T, _ *memory.Locker, n *spy) {
-		c := dlock.New(n)
-		leases, _ := acquireAll(t, c, "k", 2*perBatch)
-		time.Sleep(9 * time.Second)
-		n.fail(refuse, 16*time.Second)
-		require.LessOrEqual(t, len(n.made("batch", "renew")), 16*(2+1), "calls in an outage of 16 s")
-		time.Sleep(time.Minute)
-		requireNoneLost(t, leases)
-		require.NoError(t, c.Close())
-	})
 }
 
 // Renewals for MinHolds that hang cost no lease.

@@ -330,6 +330,15 @@ func TestSets(t *testing.T) {
 			time.Sleep(time.Minute)
 			requireHolders(t, store, "", "")
 		},
+		"each attempt of a set with WithOutage is repeated": func(t *testing.T, _ *memory.Locker, n *spy) {
+			c := dlock.New(n, dlock.WithOutage(10*time.Second))
+			begun := time.Now()
+			go n.fail(refuse, 5*time.Second)
+			synctest.Wait()
+			require.NoError(t, take(t, c, abcd...).Release())
+			require.Less(t, time.Since(begun), 6*time.Second)
+			require.Greater(t, time.Since(begun), 5*time.Second)
+		},
 	}.run(t)
 }
 
@@ -402,17 +411,7 @@ func TestSetInOneCall(t *testing.T) {
 			for _, key := range held {
 				holdKey(t, store, string(key), lasts)
 			}
-			var mu sync.Mutex
-			done, waits := make(map[string][]dlock.AcquireDoneInfo), 0
-			c := dlock.New(inSets{s}, dlock.WithObserver(&dlock.Observer{
-				WaitStart: func(context.Context, dlock.WaitStartInfo) { waits++ },
-				AcquireDone: func(ctx context.Context, i dlock.AcquireDoneInfo) context.Context {
-					mu.Lock()
-					defer mu.Unlock()
-					done[i.Key] = append(done[i.Key], i)
-					return ctx
-				},
-			}))
+			c, seen := watched(inSets{s})
 			s.onCall(func(c *call) {
 				c.take(time.Millisecond / 2)
 				for _, key := range abcd {
@@ -434,7 +433,11 @@ func TestSetInOneCall(t *testing.T) {
 			require.NoError(t, err)
 			require.LessOrEqual(t, time.Since(begun), lasts+20*time.Millisecond)
 			require.Equal(t, len(s.made("set")), len(s.made()), "no other calls")
-			require.Equal(t, min(len(held), 1), waits)
+			require.Len(t, of[dlock.WaitStartInfo](seen), min(len(held), 1))
+			done := make(map[string][]dlock.AcquireDoneInfo)
+			for _, i := range of[dlock.AcquireDoneInfo](seen) {
+				done[i.Key] = append(done[i.Key], i)
+			}
 			tokens, fences := make(map[string]bool), make(map[int64]bool)
 			for _, l := range leases.All() {
 				tokens[l.Token()], fences[l.Fence()] = true, true
@@ -839,32 +842,20 @@ func TestPanicInASet(t *testing.T) {
 	})
 }
 
-// Each attempt of a set with WithOutage is repeated.
-func TestSetWithOutage(t *testing.T) {
-	in(t, func(t *testing.T, _ *memory.Locker, n *spy) {
-		c := dlock.New(n, dlock.WithOutage(10*time.Second))
-		begun := time.Now()
-		go n.fail(refuse, 5*time.Second)
-		synctest.Wait()
-		require.NoError(t, take(t, c, abcd...).Release())
-		require.Less(t, time.Since(begun), 6*time.Second)
-		require.Greater(t, time.Since(begun), 5*time.Second)
-	})
-}
-
 // A wait inside the work of another lease is seen and counted. It may last until MaxWait has passed, and one
 // set of both keys does not wait so.
 func TestWaitInsideAnotherLease(t *testing.T) {
 	const maxWait = 10 * time.Second
 	for name, with := range map[string]dlock.Option{"alone": dlock.WithLocalTurns(1), "in a line": dlock.WithLocalTurns(8)} {
 		run(t, name, func(t *testing.T, store *memory.Locker, s *spy) {
-			var mu sync.Mutex
-			inside := make(map[string]string)
-			observed := dlock.WithObserver(&dlock.Observer{WaitStart: func(_ context.Context, i dlock.WaitStartInfo) {
-				mu.Lock()
-				defer mu.Unlock()
-				inside[i.Key] = i.Inside
-			}})
+			seen := new(ledger)
+			observed, inside := dlock.WithObserver(seen.observer()), func() map[string]string {
+				all := make(map[string]string)
+				for _, i := range of[dlock.WaitStartInfo](seen) {
+					all[i.Key] = i.Inside
+				}
+				return all
+			}
 			c := dlock.New(s, dlock.WithMaxWait(maxWait), with)
 			nested := func(c *dlock.Client, outer, inner []string) error {
 				return c.DoAll(t.Context(), outer, func(ctx context.Context, _ *dlock.Leases) error {
@@ -884,15 +875,15 @@ func TestWaitInsideAnotherLease(t *testing.T) {
 			require.EqualValues(t, 2, c.Stats().NestedWaits)
 			both(c.With(observed))
 			require.EqualValues(t, 4, c.Stats().NestedWaits)
-			require.Equal(t, map[string]string{"x": "y", "y": "x"}, inside)
-			clear(inside)
+			require.Equal(t, map[string]string{"x": "y", "y": "x"}, inside())
+			seen.forget()
 			holdKey(t, store, "x", time.Second)
 			require.NoError(t, c.With(observed).DoAll(t.Context(), []string{"y", "x"}, func(ctx context.Context, _ *dlock.Leases) error {
 				_, err := dlock.New(s, dlock.WithMaxWait(time.Second), with, observed).Acquire(ctx, "y") // of another Client
 				require.ErrorIs(t, err, dlock.ErrHeld)
 				return nil
 			}))
-			require.Equal(t, map[string]string{"x": "", "y": ""}, inside)
+			require.Equal(t, map[string]string{"x": "", "y": ""}, inside())
 			require.EqualValues(t, 4, c.Stats().NestedWaits)
 		})
 	}

@@ -79,11 +79,51 @@ func serveAll(t *testing.T, all []*inLine) {
 	}
 }
 
+// block stands in line behind a holder, who releases the key then.
+func block(t *testing.T, c *dlock.Client, n int) []*inLine {
+	t.Helper()
+	first := acquire(t, c, "k")
+	all := standInLine(t, c, n)
+	require.NoError(t, first.Release())
+	return all
+}
+
+// leave ends waits.
+func leave(all []*inLine) {
+	for _, w := range all {
+		w.cancel()
+	}
+	synctest.Wait()
+}
+
+func requireErrs(t *testing.T, all []*inLine, want ...any) {
+	t.Helper()
+	synctest.Wait()
+	for _, w := range all {
+		requireErr(t, w.err(), want...)
+	}
+}
+
+// serveAny releases what is held, as often as some wait.
+func serveAny(t *testing.T, all []*inLine) {
+	t.Helper()
+	for range all {
+		settle(time.Second)
+		for _, w := range all {
+			if w.ended() && w.lease().Err() == nil {
+				require.NoError(t, w.lease().Release())
+			}
+		}
+	}
+	synctest.Wait()
+	for _, w := range all {
+		require.True(t, w.ended())
+	}
+}
+
 func waitingFor(t *testing.T, store *memory.Locker) int {
 	t.Helper()
-	hold, err := store.Inspect(t.Context(), "k")
-	require.NoError(t, err)
-	return hold.Waiting
+	return holder(t, store, "k").Waiting
 }
 
 // inTurns runs a test with a Client that has local turns. Nothing may be left at its end.
@@ -189,11 +229,9 @@ func TestLines(t *testing.T) {
 			all := standInLine(t, c, 2)
 			stranger := standInLine(t, other, 1)
 			all = append(all, standInLine(t, c.With(dlock.WithMaxWait(time.Minute)), 1)...)
-			all[0].cancel()
-			synctest.Wait()
+			leave(all[:1])
 			requireErr(t, all[0].err(), context.Canceled, dlock.ErrHeld)
-			time.Sleep(time.Minute)
-			synctest.Wait()
+			settle(time.Minute)
 			requireErr(t, all[2].err(), dlock.ErrHeld, noContext, "waited for 1m0s")
 			require.NoError(t, first.Release())
 			require.NoError(t, requireTurn(t, all[1], stranger[0]).Release())
@@ -204,8 +242,7 @@ func TestLines(t *testing.T) {
 			hold(t, store, time.Hour)
 			all := standInLine(t, c.With(dlock.WithMaxWait(time.Minute)), 1)
 			all = append(all, standInLine(t, c.With(dlock.WithMaxWait(2*time.Minute)), 1)...)
-			time.Sleep(2 * time.Minute)
-			synctest.Wait()
+			settle(2 * time.Minute)
 			for _, w := range all {
 				requireErr(t, w.err(), dlock.ErrHeld, noContext)
 			}
@@ -213,8 +250,7 @@ func TestLines(t *testing.T) {
 			require.Equal(t, 58*time.Minute, held.Remaining)
 			require.Zero(t, waitingFor(t, store))
 			again := standInLine(t, c, 1)
-			again[0].cancel()
-			synctest.Wait()
+			leave(again[:1])
 			require.ErrorIs(t, again[0].err(), context.Canceled)
 			_, err := c.Acquire(within(t, time.Second), "k")
 			require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -235,18 +271,13 @@ func TestLines(t *testing.T) {
 			time.Sleep(time.Nanosecond)
 			store.Fail(errStore)
 			told := standInLine(t, c, 2)
-			for _, w := range told {
-				require.ErrorIs(t, w.err(), errStore)
-			}
+			requireErrs(t, told, errStore)
 			require.Len(t, s.made("try"), 2)
 			store.Fail(nil)
 			s.forget()
 			all = append(all, standInLine(t, c, 2)...)
 			require.Len(t, s.made("try"), 1, "the first has the word for the second")
-			for _, w := range all {
-				w.cancel()
-			}
-			synctest.Wait()
+			leave(all)
 			store.Expire("k")
 		},
 		// An errand that fails is repeated for all who wait. Newcomers ask for themselves.
@@ -261,8 +292,7 @@ func TestLines(t *testing.T) {
 			all = append(all, standInLine(t, c, 1)...)
 			require.Len(t, s.made("try"), 1, "not known to be held since a call has failed")
 			hurried := standInLine(t, c.With(dlock.WithMaxWait(5*time.Second)), 1)
-			time.Sleep(7 * time.Second)
-			synctest.Wait()
+			settle(7 * time.Second)
 			requireErr(t, hurried[0].err(), dlock.ErrHeld, errStore, "the store last answered 5")
 			require.Less(t, len(s.made("acquire")), 20, "one errand, with pauses")
 			fails.Store(false)
@@ -282,8 +312,7 @@ func TestLines(t *testing.T) {
 			hold(t, store, time.Second)
 			s.first("acquire", func(c *call) { c.reply = errStore }) // the grant is lost on its way
 			all := standInLine(t, c, 3)
-			time.Sleep(3 * time.Second)
-			synctest.Wait()
+			settle(3 * time.Second)
 			lost := s.made("acquire")[0].token
 			l := requireTurn(t, all[0], all[1:]...)
 			require.NotEqual(t, lost, l.Token())
@@ -306,18 +335,7 @@ func TestLines(t *testing.T) {
 			synctest.Wait()
 			require.Equal(t, 2, waitingFor(t, store), "the first, and a line of the others")
 			store.Expire("k")
-			for range all {
-				synctest.Wait()
-				for _, w := range all {
-					if w.ended() && w.lease().Err() == nil {
-						require.NoError(t, w.lease().Release())
-					}
-				}
-			}
-			synctest.Wait()
-			for _, w := range all {
-				require.True(t, w.ended())
-			}
+			serveAny(t, all)
 		},
 		"a late grant that nobody wants any more is released once": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			c = c.With(dlock.WithTTL(time.Second))
@@ -332,8 +350,7 @@ func TestLines(t *testing.T) {
 			})
 			left := standInLine(t, c, 1)
 			time.Sleep(1960 * time.Millisecond)
-			left[0].cancel()
-			synctest.Wait()
+			leave(left[:1])
 			next := standInLine(t, c, 1)
 			time.Sleep(100 * time.Millisecond)
 			require.ErrorIs(t, left[0].err(), context.Canceled)
@@ -346,8 +363,7 @@ func TestLines(t *testing.T) {
 			sender := standInLine(t, c, 1)
 			go c.Do(context.WithValue(t.Context(), value{}, "mine"), "k", noWork)
 			synctest.Wait()
-			sender[0].cancel()
-			synctest.Wait()
+			leave(sender[:1])
 			s.forget()
 			require.NoError(t, first.Release())
 			synctest.Wait()
@@ -358,10 +374,7 @@ func TestLines(t *testing.T) {
 			hold(t, store, time.Hour)
 			all := standInLine(t, c, 4)
 			require.Len(t, s.made("acquire"), 1)
-			for _, w := range all {
-				w.cancel()
-			}
-			synctest.Wait()
+			leave(all)
 			store.Expire("k")
 		},
 	}.run(t)
@@ -418,18 +431,7 @@ func TestTurnsWithoutQueue(t *testing.T) {
 			time.Sleep(time.Second)
 			require.Greater(t, len(s.made("try")), 16, "all of them poll")
 			require.NoError(t, first.Release())
-			for range all {
-				time.Sleep(time.Second)
-				synctest.Wait()
-				for _, w := range all {
-					if w.ended() && w.lease().Err() == nil {
-						require.NoError(t, w.lease().Release())
-					}
-				}
-			}
-			for _, w := range all {
-				require.True(t, w.ended())
-			}
+			serveAny(t, all)
 		})
 	}
 }
@@ -465,9 +467,7 @@ func TestEndOfABlock(t *testing.T) {
 			if test.ttl == 0 {
 				c = c.With(dlock.WithTTL(dlock.DefaultTTL))
 			}
-			first := acquire(t, c, "k")
-			all := standInLine(t, c, 2)
-			require.NoError(t, first.Release())
+			all := block(t, c, 2)
 			l := requireTurn(t, all[0], all[1])
 			require.Zero(t, waitingFor(t, store))
 			test.what(t, store, s, l)
@@ -500,8 +500,7 @@ func TestLateGrantIsNotPassedOn(t *testing.T) {
 			time.Sleep(time.Second + late)
 			l := requireTurn(t, all[0], all[1])
 			require.NoError(t, l.Release())
-			time.Sleep(time.Hour)
-			synctest.Wait()
+			settle(time.Hour)
 			require.Equal(t, passes, all[1].lease().Token() == l.Token())
 			require.NoError(t, all[1].lease().Release())
 			require.Zero(t, c.Lines())
@@ -513,9 +512,7 @@ func TestLateGrantIsNotPassedOn(t *testing.T) {
 func TestTurnInheritsTheFirstTTL(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(single{s}, dlock.WithLocalTurns(8), dlock.WithMaxHold(20*time.Second))
-		first := acquire(t, c, "k")
-		all := standInLine(t, c, 3)
-		require.NoError(t, first.Release())
+		all := block(t, c, 3)
 		granted := time.Now()
 		deadline := requireTurn(t, all[0]).Deadline()
 		time.Sleep(30 * time.Millisecond)
@@ -541,9 +538,7 @@ func TestTurnInheritsTheFirstTTL(t *testing.T) {
 // of those who have left, and no more.
 func TestGate(t *testing.T) {
 	inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-		first := acquire(t, c, "k")
-		all := standInLine(t, c, 4)
-		require.NoError(t, first.Release())
+		all := block(t, c, 4)
 		block := requireTurn(t, all[0]).Token()
 		all[3].cancel()
 		synctest.Wait()
@@ -621,22 +616,19 @@ func TestGrantForTheLast(t *testing.T) {
 			hold(t, store, time.Hour)
 			c := dlock.New(tooLate{s, store}, dlock.WithLocalTurns(8))
 			w := standInLine(t, c, 1)
-			w[0].cancel()
-			synctest.Wait()
+			leave(w[:1])
 			require.False(t, w[0].ended(), "the errand's answer is awaited")
 			var others []*inLine
 			if late {
 				others = standInLine(t, c, 1)
 			}
-			time.Sleep(time.Second)
-			synctest.Wait()
+			settle(time.Second)
 			if late {
 				require.ErrorIs(t, w[0].err(), context.Canceled)
 				require.NotContains(t, w[0].err().Error(), "nobody")
 				require.Len(t, s.made("release"), 1)
 				others[0].cancel()
-				time.Sleep(time.Second)
-				synctest.Wait()
+				settle(time.Second)
 				w = others
 			}
 			require.NoError(t, requireTurn(t, w[0]).Release())
@@ -687,9 +679,7 @@ func TestErrandFailsForGood(t *testing.T) {
 			all := standInLine(t, c, 3)
 			close(fail)
 			synctest.Wait()
-			for _, w := range all {
-				require.ErrorIs(t, w.err(), final)
-			}
+			requireErrs(t, all, final)
 			store.Expire("k")
 		})
 	}
@@ -698,11 +688,8 @@ func TestErrandFailsForGood(t *testing.T) {
 		hold(t, store, time.Second)
 		s.on("acquire", func(c *call) { c.attempt = &dlock.Attempt{Acquired: true} })
 		all := standInLine(t, c, 3)
-		time.Sleep(time.Second)
-		synctest.Wait()
-		for _, w := range all {
-			require.ErrorIs(t, w.err(), errors.ErrUnsupported)
-		}
+		settle(time.Second)
+		requireErrs(t, all, errors.ErrUnsupported)
 		requireFree(t, store, "k")
 	})
 }
@@ -711,9 +698,7 @@ func TestErrandFailsForGood(t *testing.T) {
 func TestDetachAfterTurns(t *testing.T) {
 	for _, n := range []int{4, 8} {
 		inTurns(t, n, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-			first := acquire(t, c, "k")
-			all := standInLine(t, c, n+1)
-			require.NoError(t, first.Release())
+			all := block(t, c, n+1)
 			for _, w := range all[:n-1] {
 				require.NoError(t, requireTurn(t, w).Release())
 			}
@@ -734,9 +719,7 @@ func TestDetachAfterTurns(t *testing.T) {
 		})
 	}
 	inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-		first := acquire(t, c, "k")
-		all := standInLine(t, c, 2)
-		require.NoError(t, first.Release())
+		all := block(t, c, 2)
 		d, err := requireTurn(t, all[0]).Detach()
 		require.NoError(t, err)
 		synctest.Wait()
@@ -753,22 +736,16 @@ func TestDetachAfterTurns(t *testing.T) {
 // A lease that is lost is not passed on. A line that knows a newer grant passes on that one.
 func TestLostLeaseIsNotPassedOn(t *testing.T) {
 	inTurns(t, 8, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-		first := acquire(t, c, "k")
-		all := standInLine(t, c, 3)
-		require.NoError(t, first.Release())
+		all := block(t, c, 3)
 		l := requireTurn(t, all[0])
-		store.Fail(errStore)
-		time.Sleep(6 * time.Second)
-		store.Fail(nil)
+		s.fail(refuse, 6*time.Second)
 		require.ErrorIs(t, l.Release(), dlock.ErrLost)
 		time.Sleep(time.Second)
 		require.NotEqual(t, l.Token(), requireTurn(t, all[1], all[2]).Token())
 		serveAll(t, all[1:])
 	})
 	inTurns(t, 2, func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-		first := acquire(t, c, "k")
-		all := standInLine(t, c, 6)
-		require.NoError(t, first.Release())
+		all := block(t, c, 6)
 		old := requireTurn(t, all[0], all[1])
 		store.Wipe()
 		newer := requireTurn(t, all[1], all[2])
@@ -784,9 +761,7 @@ func TestCloseEndsTheLine(t *testing.T) {
 	for _, shutdown := range []bool{false, true} {
 		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s, dlock.WithLocalTurns(2))
-			first := acquire(t, c, "k")
-			all := standInLine(t, c, 5)
-			require.NoError(t, first.Release())
+			all := block(t, c, 5)
 			l := requireTurn(t, all[0])
 			require.Equal(t, 1, waitingFor(t, store))
 			closed := make(chan error, 1)
@@ -798,9 +773,7 @@ func TestCloseEndsTheLine(t *testing.T) {
 				}
 			}()
 			synctest.Wait()
-			for _, w := range all[1:] {
-				require.ErrorIs(t, w.err(), dlock.ErrClosed)
-			}
+			requireErrs(t, all[1:], dlock.ErrClosed)
 			require.Zero(t, waitingFor(t, store))
 			require.NoError(t, l.Release())
 			require.NoError(t, <-closed)
@@ -992,8 +965,7 @@ func TestFailuresOfAnErrandEnd(t *testing.T) {
 		fail(s, 10*time.Millisecond, errStore, nil)
 		leaver := standInLine(t, c.With(dlock.WithMaxWait(40*time.Second)), 1)
 		last := standInLine(t, c, 1)
-		time.Sleep(40 * time.Second)
-		synctest.Wait()
+		settle(40 * time.Second)
 		require.ErrorIs(t, leaver[0].err(), dlock.ErrHeld)
 		require.NoError(t, first.Release())
 		serveAll(t, last)
@@ -1005,8 +977,7 @@ func TestFailuresOfAnErrandEnd(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		last := standInLine(t, c.With(dlock.WithMaxWait(20*time.Second)), 1)
 		first[0].cancel()
-		time.Sleep(20 * time.Second)
-		synctest.Wait()
+		settle(20 * time.Second)
 		require.ErrorIs(t, last[0].err(), dlock.ErrHeld, "by its own attempt")
 		require.ErrorIs(t, last[0].err(), errStore)
 		store.Expire("k")
@@ -1019,9 +990,7 @@ func TestCloseBetweenTwoTurns(t *testing.T) {
 	for _, renews := range []bool{false, true} {
 		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s, dlock.WithLocalTurns(8))
-			first := acquire(t, c, "k")
-			all := standInLine(t, c, 3)
-			require.NoError(t, first.Release())
+			all := block(t, c, 3)
 			l := requireTurn(t, all[0], all[1:]...)
 			c.RefuseCalls()
 			s.forget()
@@ -1037,10 +1006,7 @@ func TestCloseBetweenTwoTurns(t *testing.T) {
 				require.ErrorIs(t, all[1].err(), dlock.ErrClosed)
 			}
 			requireFree(t, store, "k")
-			for _, w := range all[1:] {
-				w.cancel()
-			}
-			synctest.Wait()
+			leave(all[1:])
 			require.Zero(t, c.Lines())
 			require.Empty(t, s.made("acquire"), "an errand")
 		})
