@@ -62,15 +62,7 @@ func TestRing(t *testing.T) {
 	t.Cleanup(func() { ring.Close() })
 	l := New(ring)
 	t.Cleanup(func() { l.Close() })
-	_, err := l.TryAcquire(t.Context(), "k", "t", time.Second)
-	require.ErrorIs(t, err, dlock.ErrInvalid)
-	_, err = l.Acquire(t.Context(), "k", "t", time.Second)
-	require.ErrorIs(t, err, dlock.ErrInvalid)
-	_, err = l.Inspect(t.Context(), "k")
-	require.ErrorIs(t, err, dlock.ErrInvalid)
-	results, err := l.RenewBatch(t.Context(), []dlock.Renewal{{Key: "k", Token: "t", TTL: time.Second}})
-	require.NoError(t, err)
-	require.ErrorIs(t, results[0].Err, dlock.ErrInvalid)
+	adaptertest.RequireInvalid(t, l, "client: a ring")
 }
 
 // What a server has refused says so, though a decorated client repeats the call.
