@@ -112,24 +112,22 @@ func WithFailures(n int) Option {
 // WithSlow sets how long TryAcquire may take before it is cut off. The default is 2 s. If the
 // deadline of ctx comes first, the call is a failure if it has lasted for a tenth of this.
 func WithSlow(d time.Duration) Option {
-	return func(b *Locker) {
-		if d <= 0 {
-			b.refuse("WithSlow(%v): not positive", d)
-			return
-		}
-		b.slow = d
-	}
+	return positive("WithSlow", d, func(b *Locker) { b.slow = d })
 }
 
 // WithProbe sets the least time between two probes of an open breaker, and how long a probe
 // waits for its answer. The default is 1 s.
 func WithProbe(d time.Duration) Option {
+	return positive("WithProbe", d, func(b *Locker) { b.probe = d })
+}
+
+func positive(name string, d time.Duration, set Option) Option {
 	return func(b *Locker) {
 		if d <= 0 {
-			b.refuse("WithProbe(%v): not positive", d)
+			b.refuse("%s(%v): not positive", name, d)
 			return
 		}
-		b.probe = d
+		set(b)
 	}
 }
 
@@ -188,7 +186,7 @@ func (b *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 	if ctx.Err() != nil { // which the inner Locker says
 		return b.Forward.TryAcquire(ctx, key, token, ttl)
 	}
-	return one(b.attempt(ctx, only(key, token, ttl), b.tryOne, false))
+	return one(b.attempt(ctx, only(key, token, ttl), single(b.Forward.TryAcquire), false))
 }
 
 // TryAcquireSet implements [dlock.SetAcquirer], if the inner Locker does: to the breaker it is one call, like
@@ -211,20 +209,18 @@ func (b *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 	if ctx.Err() != nil {
 		return b.Forward.Acquire(ctx, key, token, ttl)
 	}
-	return one(b.attempt(ctx, only(key, token, ttl), b.acquireOne, true))
+	return one(b.attempt(ctx, only(key, token, ttl), single(b.Forward.Acquire), true))
 }
 
-// A call makes an attempt at the store. All but TryAcquireSet are for the only element of a set.
+// A call makes an attempt at the store.
 type call func(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error)
 
-func (b *Locker) tryOne(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
-	a, err := b.Forward.TryAcquire(ctx, set[0].Key, set[0].Token, set[0].TTL)
-	return []dlock.Attempt{a}, err
-}
-
-func (b *Locker) acquireOne(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
-	a, err := b.Forward.Acquire(ctx, set[0].Key, set[0].Token, set[0].TTL)
-	return []dlock.Attempt{a}, err
+// single is a call for the only element of a set.
+func single(try func(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error)) call {
+	return func(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
+		a, err := try(ctx, set[0].Key, set[0].Token, set[0].TTL)
+		return []dlock.Attempt{a}, err
+	}
 }
 
 func only(key, token string, ttl time.Duration) []dlock.Acquisition {

@@ -282,7 +282,7 @@ func (b *Locker) renewDegraded(ctx context.Context, key, token string, ttl time.
 	h.where, h.moving = unknown, moving
 	changes := b.changes
 	b.mu.Unlock()
-	a, err := one(b.send(ctx, changes, only(key, token, ttl), b.tryOne, false))
+	a, err := one(b.send(ctx, changes, only(key, token, ttl), single(b.Forward.TryAcquire), false))
 	b.mu.Lock()
 	close(moving)
 	h.moving = nil

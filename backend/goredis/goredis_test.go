@@ -1,7 +1,6 @@
 package goredis
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -37,20 +36,20 @@ func dialWith(o redis.UniversalOptions) adaptertest.Dial {
 
 // A cluster's client, and a client that is not known, repeat what was not answered with the code of their own.
 func TestNothingIsSentTwice(t *testing.T) {
-	for name, wrap := range map[string]func(*redis.Options) redis.UniversalClient{
-		"cluster": func(o *redis.Options) redis.UniversalClient {
-			return redis.NewClusterClient(&redis.ClusterOptions{MaxRetries: 3, ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-				return []redis.ClusterSlot{{End: 16383, Nodes: []redis.ClusterNode{{Addr: o.Addr}}}}, nil
-			}})
+	for name, wrap := range map[string]func(testing.TB, *redis.Options) redis.UniversalClient{
+		"cluster": func(t testing.TB, o *redis.Options) redis.UniversalClient {
+			return clusterClient(t, redis.ClusterOptions{MaxRetries: 3}, func() string { return o.Addr })
 		},
-		"wrapped": func(o *redis.Options) redis.UniversalClient { return struct{ *redis.Client }{redis.NewClient(o)} },
+		"wrapped": func(t testing.TB, o *redis.Options) redis.UniversalClient {
+			client := redis.NewClient(o)
+			t.Cleanup(func() { client.Close() })
+			return struct{ *redis.Client }{client}
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			adaptertest.NothingIsSentTwice(t, adaptertest.Adapter{Dial: func(t testing.TB, s adaptertest.Settings) (rediscore.Conn, error) {
-				client := wrap(&redis.Options{Addr: s.Addrs[0], MaxRetries: 3})
-				t.Cleanup(func() { client.Close() })
-				return newConn(client), nil
+				return newConn(wrap(t, &redis.Options{Addr: s.Addrs[0], MaxRetries: 3})), nil
 			}})
 		})
 	}
@@ -62,15 +61,7 @@ func TestRing(t *testing.T) {
 	t.Cleanup(func() { ring.Close() })
 	l := New(ring)
 	t.Cleanup(func() { l.Close() })
-	_, err := l.TryAcquire(t.Context(), "k", "t", time.Second)
-	require.ErrorIs(t, err, dlock.ErrInvalid)
-	_, err = l.Acquire(t.Context(), "k", "t", time.Second)
-	require.ErrorIs(t, err, dlock.ErrInvalid)
-	_, err = l.Inspect(t.Context(), "k")
-	require.ErrorIs(t, err, dlock.ErrInvalid)
-	results, err := l.RenewBatch(t.Context(), []dlock.Renewal{{Key: "k", Token: "t", TTL: time.Second}})
-	require.NoError(t, err)
-	require.ErrorIs(t, results[0].Err, dlock.ErrInvalid)
+	adaptertest.RequireInvalid(t, l, "client: a ring")
 }
 
 // What a server has refused says so, though a decorated client repeats the call.

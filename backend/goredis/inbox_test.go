@@ -1,16 +1,15 @@
 package goredis
 
 import (
-	"context"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/stretchr/testify/require"
 
+	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -22,27 +21,17 @@ func TestInboxOnAReplica(t *testing.T) {
 	replica := redistest.StartReplica(t, master)
 	var addr atomic.Value
 	addr.Store(master.Addr())
-	client := redis.NewClusterClient(&redis.ClusterOptions{
-		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: addr.Load().(string)}}}}, nil
-		},
-	})
-	defer client.Close()
+	client := clusterClient(t, redis.ClusterOptions{}, func() string { return addr.Load().(string) })
 	l := New(client)
 	defer l.Close()
-	_, err := l.TryAcquire(t.Context(), "k", "holder", time.Minute)
-	require.NoError(t, err)
-	granted := make(chan error, 1)
-	go func() { _, err := l.Acquire(t.Context(), "k", "waiter", time.Minute); granted <- err }()
+	var until []func() bool
 	for _, s := range []*redistest.Server{master, replica, master} {
-		addr.Store(s.Addr())
-		client.ReloadState(t.Context())
-		require.Eventually(t, func() bool {
+		move := sync.OnceFunc(func() { addr.Store(s.Addr()); client.ReloadState(t.Context()) })
+		until = append(until, func() bool {
+			move()
 			channels, err := s.Do("PUBSUB", "CHANNELS")
 			return err == nil && slices.ContainsFunc(channels.([]any), func(c any) bool { return strings.Contains(c.(string), "inbox") })
-		}, 30*time.Second, time.Millisecond, "no inbox on %s", s.Addr())
+		})
 	}
-	_, err = l.Release(t.Context(), "k", "holder")
-	require.NoError(t, err)
-	require.NoError(t, <-granted)
+	adaptertest.HandOver(t, l, until...)
 }

@@ -1,7 +1,6 @@
 package goredis
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -11,7 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/dlock-go/dlock/backend/rediscore"
+	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -26,17 +25,7 @@ func TestListenersOnOneConnection(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
 	t.Cleanup(func() { client.Close() })
 	c := newConn(client)
-	type listening struct {
-		events chan rediscore.Event
-		ended  chan error
-		cancel context.CancelFunc
-	}
-	listen := func(channel string) listening {
-		ctx, cancel := context.WithCancel(t.Context())
-		l := listening{make(chan rediscore.Event, 10), make(chan error, 1), cancel}
-		go func() { l.ended <- c.Listen(ctx, channel, false, func(e rediscore.Event) { l.events <- e }) }()
-		return l
-	}
+	listen := func(channel string) *adaptertest.Inbox { return adaptertest.Listen(t, c, channel, false) }
 	within := func(what string, done func() bool) {
 		require.Eventually(t, done, 30*time.Second, time.Millisecond, what)
 	}
@@ -46,33 +35,26 @@ func TestListenersOnOneConnection(t *testing.T) {
 		return strings.Count(reply.(string), "\n")
 	}
 	for range 2 { // the second time with another connection
-		var all []listening
+		var all []*adaptertest.Inbox
 		for i := range 20 {
 			if i%3 == 1 {
-				bad := listen("bad")
-				err := <-bad.ended
-				require.ErrorContains(t, err, "NOPERM")
+				require.ErrorContains(t, <-listen("bad").Ended, "NOPERM")
 				continue
 			}
 			all = append(all, listen(fmt.Sprint("good", i)))
 		}
 		for _, l := range all {
-			require.Equal(t, rediscore.Event{Kind: rediscore.Subscribed}, <-l.events)
+			l.RequireSubscribed()
 		}
 		for range 10 { // an unsubscription before a new subscription
-			all[0].cancel()
-			require.ErrorIs(t, <-all[0].ended, context.Canceled)
-			all[0] = listen("good0")
-			require.Equal(t, rediscore.Event{Kind: rediscore.Subscribed}, <-all[0].events)
+			all[0].Close()
+			all[0] = adaptertest.Subscribe(t, c, "good0", false)
 		}
-		gone := listen("gone")
-		require.Equal(t, rediscore.Event{Kind: rediscore.Subscribed}, <-gone.events)
-		gone.cancel()
-		require.ErrorIs(t, <-gone.ended, context.Canceled)
+		adaptertest.Subscribe(t, c, "gone", false).Close()
 		n, err := server.Do("PUBLISH", "good0", "hello")
 		require.NoError(t, err)
 		require.EqualValues(t, 1, n)
-		require.Equal(t, rediscore.Event{Kind: rediscore.Message, Payload: "hello"}, <-all[0].events)
+		all[0].RequireMessage("hello")
 		require.Equal(t, 1, connections())
 		within("the subscription of one that has ended", func() bool {
 			n, err := server.Do("PUBLISH", "gone", "hello")
@@ -81,14 +63,13 @@ func TestListenersOnOneConnection(t *testing.T) {
 		_, err = server.Do("CLIENT", "KILL", "TYPE", "pubsub")
 		require.NoError(t, err)
 		for _, l := range all {
-			require.Error(t, <-l.ended)
+			require.Error(t, <-l.Ended)
 		}
 		within("no connection stays", func() bool { return connections() == 0 })
 	}
-	last := listen("good")
-	require.Equal(t, rediscore.Event{Kind: rediscore.Subscribed}, <-last.events)
+	last := adaptertest.Subscribe(t, c, "good", false)
 	require.NoError(t, client.Close())
-	require.Error(t, <-last.ended)
+	require.Error(t, <-last.Ended)
 	require.Empty(t, c.listeners.all)
 }
 

@@ -22,13 +22,7 @@ func TestClusterClientOfOneMaster(t *testing.T) {
 	if reply, err := server.Do("COMMAND", "INFO", "SSUBSCRIBE"); err != nil || reply.([]any)[0] != nil { // since Redis 7.0
 		server = redistest.Start(t, "--rename-command", "SSUBSCRIBE", "")
 	}
-	client := redis.NewClusterClient(&redis.ClusterOptions{
-		ContextTimeoutEnabled: true,
-		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-			return []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: server.Addr()}}}}, nil
-		},
-	})
-	t.Cleanup(func() { client.Close() })
+	client := clusterClient(t, redis.ClusterOptions{ContextTimeoutEnabled: true}, server.Addr)
 	require.False(t, newConn(client).Cluster())
 	l := New(client)
 	t.Cleanup(func() { l.Close() })
@@ -40,16 +34,23 @@ func TestClusterClientOfOneMaster(t *testing.T) {
 
 // One whose masters share the slots uses shard channels.
 func TestClusterClientOfTwoMasters(t *testing.T) {
-	client := redis.NewClusterClient(&redis.ClusterOptions{
-		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) {
-			return []redis.ClusterSlot{
-				{Start: 0, End: 9, Nodes: []redis.ClusterNode{{Addr: "127.0.0.1:1"}}},
-				{Start: 10, End: 16383, Nodes: []redis.ClusterNode{{Addr: "127.0.0.1:2"}}},
-			}, nil
-		},
-	})
-	t.Cleanup(func() { client.Close() })
+	first, second := func() string { return "127.0.0.1:1" }, func() string { return "127.0.0.1:2" }
+	client := clusterClient(t, redis.ClusterOptions{}, first, second)
 	require.True(t, newConn(client).Cluster())
+}
+
+// clusterClient returns the client of a cluster whose masters have these addresses. The last one has nearly all slots.
+func clusterClient(t testing.TB, o redis.ClusterOptions, masters ...func() string) *redis.ClusterClient {
+	o.ClusterSlots = func(context.Context) (slots []redis.ClusterSlot, err error) {
+		for i, addr := range masters {
+			slots = append(slots, redis.ClusterSlot{Start: i, End: i, Nodes: []redis.ClusterNode{{Addr: addr()}}})
+		}
+		slots[len(slots)-1].End = 16383
+		return slots, nil
+	}
+	client := redis.NewClusterClient(&o)
+	t.Cleanup(func() { client.Close() })
+	return client
 }
 
 func TestCluster(t *testing.T) {

@@ -425,12 +425,10 @@ func TestMarks(t *testing.T) {
 
 // A wait that is cut while its call is delayed has had no reply: after a second, its error says so.
 func TestSilentWait(t *testing.T) {
-	for name, wait := range map[string]func(ctx context.Context, m *memory.Locker) (dlock.Attempt, error){
-		"Acquire": func(ctx context.Context, m *memory.Locker) (dlock.Attempt, error) {
-			return m.Acquire(ctx, "k", "t", time.Second)
-		},
-		"AcquireVote": func(ctx context.Context, m *memory.Locker) (dlock.Attempt, error) {
-			b, err := m.AcquireVote(ctx, "k", "t", time.Second, 0, 1)
+	for name, wait := range map[string]func(*caller) (dlock.Attempt, error){
+		"Acquire": func(c *caller) (dlock.Attempt, error) { return c.m.Acquire(c.ctx, "k", "t", time.Second) },
+		"AcquireVote": func(c *caller) (dlock.Attempt, error) {
+			b, err := c.m.AcquireVote(c.ctx, "k", "t", time.Second, 0, 1)
 			return b.Attempt, err
 		},
 	} {
@@ -442,7 +440,7 @@ func TestSilentWait(t *testing.T) {
 					m.Delay(time.Hour)
 					ctx, cancel := context.WithTimeout(t.Context(), after)
 					defer cancel()
-					a, err := wait(ctx, m)
+					a, err := wait(&caller{t, m, ctx})
 					require.Zero(t, a)
 					require.False(t, dlock.NoEffect(err), "%v", err)
 					if !silent {
@@ -460,28 +458,17 @@ func TestSilentWait(t *testing.T) {
 	}
 }
 
-// A service's own test of what it does when it loses its lock.
+// A service loses its lock: see also TestWorkerStopsWhenItsLockIsLost, in virtual time.
 func Example() {
-	// See the test of the same program, in virtual time: TestWorkerStopsWhenItsLockIsLost.
 	store := memory.New()
-	worker := &worker{client: dlock.New(store)}
-	fmt.Println(worker.run(context.Background(), func() { store.Expire("report") }))
-	// Output: stopped: lease lost
-}
-
-// A worker is a service that works in steps under a lock.
-type worker struct{ client *dlock.Client }
-
-func (w *worker) run(ctx context.Context, step func()) string {
-	lease, err := w.client.Acquire(ctx, "report")
+	lease, err := dlock.New(store).Acquire(context.Background(), "report")
 	if err != nil {
-		return err.Error()
+		fmt.Println(err)
+		return
 	}
-	step()
-	if err := lease.Renew(ctx); errors.Is(err, dlock.ErrLost) {
-		return "stopped: lease lost"
-	}
-	return fmt.Sprint("done ", lease.Release())
+	store.Expire("report")
+	fmt.Println(errors.Is(lease.Renew(context.Background()), dlock.ErrLost))
+	// Output: true
 }
 
 func TestWorkerStopsWhenItsLockIsLost(t *testing.T) {

@@ -267,13 +267,8 @@ func (v *voting) yield() error {
 // of the token reaches the node, also those of which no answer tells.
 func (v *voting) withdraw() {
 	v.meet(isReturned)
-	for drained := false; !drained; {
-		select {
-		case e := <-v.answers:
-			v.note(e)
-		default:
-			drained = true
-		}
+	for range len(v.answers) { // none comes any more
+		v.note(<-v.answers)
 	}
 	for i := range v.seats {
 		s := &v.seats[i]

@@ -59,36 +59,19 @@ func (s *nodeClaim) useLocked() bool {
 	return !s.spoilt
 }
 
-// A mutex is one whose Lock tests can wait for in virtual time.
-type mutex struct {
-	mu    sync.Mutex // guards taken
-	freed sync.Cond
-	taken bool
-}
+// A mutex has the capacity of one. Unlike a sync.Mutex, tests can wait for its Lock in virtual time.
+type mutex chan struct{}
 
-func (m *mutex) Lock() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.freed.L = &m.mu
-	for m.taken {
-		m.freed.Wait()
+func (m mutex) Lock()   { m <- struct{}{} }
+func (m mutex) Unlock() { <-m }
+
+func (m mutex) TryLock() bool {
+	select {
+	case m <- struct{}{}:
+		return true
+	default:
+		return false
 	}
-	m.taken = true
-}
-
-func (m *mutex) TryLock() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	free := !m.taken
-	m.taken = true
-	return free
-}
-
-func (m *mutex) Unlock() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.taken = false
-	m.freed.Signal()
 }
 
 // A queuedRequest is one that waits in the queue of a node. It does not hold nodeClaim.mu meanwhile.
@@ -135,6 +118,9 @@ func (c *claims) get(key, token string) *claim {
 	found := c.all[of]
 	if found == nil {
 		found = &claim{id: of, releasing: make(chan struct{}, 1), nodes: make([]nodeClaim, c.nodes)}
+		for i := range found.nodes {
+			found.nodes[i].mu = make(mutex, 1)
+		}
 		c.addLocked(found)
 	}
 	found.users++

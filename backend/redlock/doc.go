@@ -47,27 +47,18 @@
 //
 // # Rules
 //
-//  1. Nodes are distinct stores, and more than half of them decide.
-//  2. All nodes are asked at once, and the call returns when a majority has decided. A vote that
+// The page docs/redlock.md lists 19 rules of which votes and fences count, and what each of them prevents. Beside them:
+//
+//   - All nodes are asked at once, and the call returns when a majority has decided. A vote that
 //     comes later remains part of the lease.
-//  3. A lease is dated by the oldest vote of the majority.
-//  4. A token has one request at a time at a node. After a release without an answer, the token
-//     has no vote at that node any more: the release may still arrive.
-//  5. An attempt that has failed gives back only its own votes, unless the token can have no lease:
-//     so many of the nodes that count lacked it that the others are no majority.
-//  6. The guard holds for attempts and for renewals. In an attempt, a young node counts like one
-//     that does not answer.
-//  7. A renewal needs a majority that held the lease before it. A node that has lacked the lease
-//     for a quarter of the TTL gets it again. Its vote counts from the next renewal on.
-//  8. The fence is the largest of a majority, and counts when a majority's counters have reached
-//     it while the token held the key there.
-//  9. If votes are split, the holder of the first node that answers, in an order that depends on
-//     the key, keeps its votes, and the others give theirs back. A wait for which rule 4 leaves no
-//     majority of the nodes that are up fails.
-//  10. A release that a minority did not answer is repeated there. A node that has answered all votes and releases of
+//   - A token has one request at a time at a node.
+//   - In an attempt, a young node counts like one that does not answer.
+//   - A node that has lacked a lease for a quarter of the TTL gets it again. Its vote counts from the next
+//     renewal on.
+//   - If votes are split, the holder of the first node that answers, in an order that depends on
+//     the key, keeps its votes, and the others give theirs back. A wait fails if its token can have no vote any more at so
+//     many nodes that the others that are up are no majority.
+//   - A release that a minority did not answer is repeated there. A node that has answered all votes and releases of
 //     an attempt with an unknown outcome gets no further release once the caller waits for the late answers: see
 //     [dlock.UnansweredError].
-//
-// The page docs/redlock.md splits the rules 1 and 3 to 8 into 19, and says what each of these
-// prevents.
 package redlock

@@ -72,7 +72,12 @@ func (l *Locker) renew(ctx context.Context, all []dlock.Renewal) ([]dlock.RenewR
 	if len(r.batch) == 0 {
 		return results, nil
 	}
-	r.prepare()
+	n := len(r.batch)
+	r.undecided, r.decided, r.held, r.answers = n, make([]bool, n), make([]bool, n), make([][]answer[bool], n)
+	cells := make([]answer[bool], n*len(l.nodes))
+	for i := range r.answers {
+		r.answers[i] = cells[i*len(l.nodes):][:len(l.nodes)]
+	}
 	read := make([]bool, len(l.nodes))
 	poll(ctx, l, l.limit, shortGrace, func(ctx context.Context, i int, decided func() bool) ([]answer[bool], request) {
 		return r.ask(ctx, i, decided), request{}
@@ -103,16 +108,6 @@ func (l *Locker) renew(ctx context.Context, all []dlock.Renewal) ([]dlock.RenewR
 		}
 	}
 	return results, nil
-}
-
-func (r *renewal) prepare() {
-	n, nodes := len(r.batch), len(r.l.nodes)
-	r.undecided, r.decided, r.held = n, make([]bool, n), make([]bool, n)
-	r.answers = make([][]answer[bool], n)
-	cells := make([]answer[bool], n*nodes)
-	for i := range r.answers {
-		r.answers[i] = cells[i*nodes : (i+1)*nodes]
-	}
 }
 
 // ask renews the batch at one node. A token that has another request in flight there is left for

@@ -362,22 +362,29 @@ func (v *voting) collect() error {
 			}
 			timer.Reset(min(v.l.patience(v.ttl)-time.Since(begun), 3*time.Since(begun)+2*time.Millisecond))
 		}
-		select {
-		case e := <-v.answers:
-			if err := v.take(e); err != nil {
-				return err
-			}
-			continue
-		case <-timer.C:
+		switch answered, err := v.next(timer); {
+		case err != nil:
+			return err
+		case !answered:
 			v.late()
-		case <-v.ctx.Done():
-			return v.ctx.Err()
-		case <-v.l.open.Done():
-			return dlock.ErrClosed
+			return nil
 		}
-		break
 	}
 	return nil
+}
+
+// next takes the next answer, and reports whether one has come before the timer.
+func (v *voting) next(timer *time.Timer) (answered bool, err error) {
+	select {
+	case e := <-v.answers:
+		return true, v.take(e)
+	case <-timer.C:
+		return false, nil
+	case <-v.ctx.Done():
+		return false, v.ctx.Err()
+	case <-v.l.open.Done():
+		return false, dlock.ErrClosed
+	}
 }
 
 // A grace, and a part of the time so far, is how much longer a decided call waits for the nodes that
@@ -496,21 +503,14 @@ func (v *voting) elect() (dlock.Attempt, error) {
 		if v.flying == 0 || v.counted() < v.l.quorum {
 			return dlock.Attempt{}, nil
 		}
-		select {
-		case e := <-v.answers:
-			if err := v.take(e); err != nil {
-				return dlock.Attempt{}, err
-			}
-			continue
-		case <-timer.C:
-			if v.ttl < v.l.limit {
-				return dlock.Attempt{}, nil
-			}
+		switch answered, err := v.next(timer); {
+		case err != nil:
+			return dlock.Attempt{}, err
+		case answered:
+		case v.ttl < v.l.limit:
+			return dlock.Attempt{}, nil
+		default:
 			return dlock.Attempt{}, v.failure(errPending)
-		case <-v.ctx.Done():
-			return dlock.Attempt{}, v.ctx.Err()
-		case <-v.l.open.Done():
-			return dlock.Attempt{}, dlock.ErrClosed
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
-	"github.com/dlock-go/dlock/backend/quorum"
+	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/redistest"
@@ -250,52 +250,12 @@ func TestGuardAllocates(t *testing.T) {
 // A lockCall fails if the store does not answer.
 type lockCall func(context.Context, *rediscore.Locker) error
 
-// allCalls are all calls of a Locker, each with a token of its own.
-var allCalls = map[string]lockCall{
-	"TryAcquire": func(ctx context.Context, l *rediscore.Locker) error {
-		_, err := l.TryAcquire(ctx, "k", "TryAcquire", time.Minute)
+// method is a call of a method, with a token of its own.
+func method(name string) lockCall {
+	return func(ctx context.Context, l *rediscore.Locker) error {
+		_, err := adaptertest.Methods(ctx, l, name)[name]()
 		return err
-	},
-	"Acquire": func(ctx context.Context, l *rediscore.Locker) error {
-		_, err := l.Acquire(ctx, "k", "Acquire", time.Minute)
-		return err
-	},
-	"Renew": func(ctx context.Context, l *rediscore.Locker) error {
-		_, err := l.Renew(ctx, "k", "Renew", time.Minute)
-		return err
-	},
-	"RenewBatch": func(ctx context.Context, l *rediscore.Locker) error {
-		results, err := l.RenewBatch(ctx, []dlock.Renewal{{Key: "k", Token: "RenewBatch", TTL: time.Minute}})
-		if err != nil {
-			return err
-		}
-		return results[0].Err
-	},
-	"Release": func(ctx context.Context, l *rediscore.Locker) error {
-		_, err := l.Release(ctx, "k", "Release")
-		return err
-	},
-	"Inspect": func(ctx context.Context, l *rediscore.Locker) error { _, err := l.Inspect(ctx, "k"); return err },
-	"Vote": func(ctx context.Context, l *rediscore.Locker) error {
-		_, err := l.Vote(ctx, "k", "Vote", time.Minute, 0)
-		return err
-	},
-	"AcquireVote": func(ctx context.Context, l *rediscore.Locker) error {
-		_, err := l.AcquireVote(ctx, "k", "AcquireVote", time.Minute, 0, 1)
-		return err
-	},
-	"Confirm": func(ctx context.Context, l *rediscore.Locker) error {
-		renewal := dlock.Renewal{Key: "k", Token: "Confirm", TTL: time.Minute}
-		ballots, err := l.Confirm(ctx, []quorum.Confirmation{{Renewal: renewal, Fence: 1}})
-		if err != nil {
-			return err
-		}
-		return ballots[0].Err
-	},
-	"Pass": func(ctx context.Context, l *rediscore.Locker) error {
-		_, err := l.Pass(ctx, "k", "Pass", "to", 0)
-		return err
-	},
+	}
 }
 
 // While one call waits for its connection to a server that hangs, all others end with their contexts.
@@ -306,8 +266,8 @@ func TestContextWhileAnotherConnects(t *testing.T) {
 			server, w, l := patientLocker(t, opts...)
 			server.Suspend()
 			w.cut()
-			require.Error(t, <-begin(t, l, time.Minute, allCalls["Inspect"])) // it finds that out
-			connects := begin(t, l, time.Minute, allCalls["Inspect"])
+			require.Error(t, <-begin(t, l, time.Minute, method("Inspect"))) // it finds that out
+			connects := begin(t, l, time.Minute, method("Inspect"))
 			<-w.dials
 			requireContextsEnd(t, l, connects)
 			server.Resume()
@@ -345,8 +305,9 @@ func TestContextWhileAListenConnects(t *testing.T) {
 // requireContextsEnd makes all calls, which must end before endless does.
 func requireContextsEnd(t *testing.T, l *rediscore.Locker, endless <-chan error) {
 	t.Helper()
-	ended, n := make(chan string, 2*len(allCalls)), 0
-	for name, call := range allCalls {
+	all := adaptertest.Methods(t.Context(), l, "")
+	ended, n := make(chan string, 2*len(all)), 0
+	for name := range all {
 		for _, cancelled := range []bool{false, true} {
 			n++
 			limit := 200 * time.Millisecond
@@ -359,7 +320,7 @@ func requireContextsEnd(t *testing.T, l *rediscore.Locker, endless <-chan error)
 			go func() {
 				defer cancel()
 				start := time.Now()
-				err := call(ctx, l)
+				err := method(name)(ctx, l)
 				took := time.Since(start).Round(time.Millisecond)
 				assert.Error(t, err, name)
 				ended <- fmt.Sprintf("%s, cancelled: %t: after %v: %v", name, cancelled, took, err)

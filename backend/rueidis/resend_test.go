@@ -18,7 +18,7 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// sentCalls are those of allCalls that send one command, and a pipeline.
+// sentCalls are methods that send one command, and a pipeline.
 var sentCalls = []string{"TryAcquire", "RenewBatch"}
 
 // A call is not harmed by the deadline of the call in front of it on the connection, and
@@ -31,9 +31,9 @@ func TestDeadlineOfTheCallInFront(t *testing.T) {
 			l := newLocker(t, rueidis.ClientOption{InitAddress: []string{server.Addr()}})
 			sent := server.CommandCount(t)["evalsha"]
 			server.Suspend()
-			short := begin(t, l, 100*time.Millisecond, allCalls["TryAcquire"])
+			short := begin(t, l, 100*time.Millisecond, method("TryAcquire"))
 			time.Sleep(50 * time.Millisecond) // it waits for its reply
-			long := begin(t, l, time.Minute, allCalls[name])
+			long := begin(t, l, time.Minute, method(name))
 			require.ErrorIs(t, <-short, context.DeadlineExceeded)
 			server.Resume()
 			require.NoError(t, <-long)
@@ -51,10 +51,10 @@ func TestContextOfTheCallThatConnects(t *testing.T) {
 				d := &dialer{began: make(chan struct{}), fail: make(chan error)}
 				l := newLocker(t, rueidis.ClientOption{InitAddress: []string{redistest.Start(t).Addr()}, DialCtxFn: d.dial})
 				d.conn.Close()
-				require.Error(t, <-begin(t, l, time.Minute, allCalls[name])) // it finds that out
-				connects := begin(t, l, time.Minute, allCalls[name])
+				require.Error(t, <-begin(t, l, time.Minute, method(name))) // it finds that out
+				connects := begin(t, l, time.Minute, method(name))
 				<-d.began
-				waits := begin(t, l, time.Minute, allCalls[name])
+				waits := begin(t, l, time.Minute, method(name))
 				time.Sleep(50 * time.Millisecond) // for the connection
 				d.fail <- reason
 				require.NoError(t, <-waits)
@@ -94,7 +94,7 @@ func newLocker(t *testing.T, option rueidis.ClientOption) *rediscore.Locker {
 	l := New(client)
 	t.Cleanup(func() { l.Close() })
 	for _, name := range sentCalls {
-		require.NoError(t, <-begin(t, l, time.Minute, allCalls[name])) // the scripts are known now
+		require.NoError(t, <-begin(t, l, time.Minute, method(name))) // the scripts are known now
 	}
 	return l
 }

@@ -1,12 +1,10 @@
 package rueidis
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -68,24 +66,20 @@ func TestListenLeavesTheBlockingPool(t *testing.T) {
 	}, 30*time.Second, time.Millisecond)
 	connections := connected(t, server)
 
-	ctx, cancel := context.WithCancel(t.Context())
-	var all sync.WaitGroup
-	subscribed := make(chan rediscore.Event, 10)
-	for i := range cap(subscribed) {
-		all.Go(func() {
-			err := newConn(client).Listen(ctx, fmt.Sprint("inbox", i), false, func(e rediscore.Event) { subscribed <- e })
-			require.ErrorIs(t, err, context.Canceled)
-		})
+	var all []*adaptertest.Inbox
+	for i := range 10 {
+		all = append(all, adaptertest.Listen(t, newConn(client), fmt.Sprint("inbox", i), false))
 	}
-	for range cap(subscribed) {
-		require.Equal(t, rediscore.Event{Kind: rediscore.Subscribed}, <-subscribed)
+	for _, inbox := range all {
+		inbox.RequireSubscribed()
 	}
 	require.Equal(t, connections, connected(t, server), "connections")
 	_, err = server.Do("RPUSH", "list", "x")
 	require.NoError(t, err)
 	require.NoError(t, <-blocked)
-	cancel()
-	all.Wait()
+	for _, inbox := range all {
+		inbox.Close()
+	}
 	reply, err := server.Do("PUBSUB", "CHANNELS")
 	require.NoError(t, err)
 	require.Empty(t, reply, "channels after the end of all Listens")

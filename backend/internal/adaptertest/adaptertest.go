@@ -4,6 +4,8 @@
 package adaptertest
 
 import (
+	"cmp"
+	"context"
 	"path"
 	"slices"
 	"strings"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/internal/votetest"
+	"github.com/dlock-go/dlock/backend/quorum"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/conformance"
 	"github.com/dlock-go/dlock/internal/long"
@@ -49,7 +52,7 @@ func All() bool { return long.Of("adapters") != "" }
 // Run runs all tests. The suite comes first, since NoLeaks counts the goroutines of the process. With
 // -short it is left out.
 func Run(t *testing.T, a Adapter) {
-	t.Run("Nil", a.ofNil)
+	t.Run("Nil", func(t *testing.T) { RequireInvalid(t, a.Nil(), "client: nil") })
 	t.Run("Miniredis", a.onMiniredis)
 	if !testing.Short() {
 		t.Run("Redis", a.onRedis)
@@ -126,41 +129,47 @@ func HandOver(t *testing.T, l *rediscore.Locker, until ...func() bool) {
 	require.NoError(t, <-granted)
 }
 
-// A call is a call of a Locker, with key "k" and token "t". It reports whether the token holds the key, or
-// has held it until then.
-type call struct {
-	name string
-	do   func() (bool, error)
-}
-
-// calls returns calls that all report true, in this order.
-func calls(t testing.TB, l *rediscore.Locker) []call {
-	ctx := t.Context()
-	return []call{
-		{"TryAcquire", func() (bool, error) { a, err := l.TryAcquire(ctx, "k", "t", ttl); return a.Acquired, err }},
-		{"TryAcquireSet", func() (bool, error) {
-			attempts, err := l.TryAcquireSet(ctx, []dlock.Acquisition{{Key: "k", Token: "t", TTL: ttl}, {Key: "l", Token: "t", TTL: ttl}})
+// Methods returns calls of all methods that may call the server, with key "k". A call reports whether the token holds the
+// key, or held it.
+func Methods(ctx context.Context, l *rediscore.Locker, token string) map[string]func() (bool, error) {
+	renewal := dlock.Renewal{Key: "k", Token: token, TTL: ttl}
+	attempt := func(a dlock.Attempt, err error) (bool, error) { return a.Acquired, err }
+	ballot := func(b quorum.Ballot, err error) (bool, error) { return b.Acquired, cmp.Or(err, b.Err) }
+	return map[string]func() (bool, error){
+		"TryAcquire": func() (bool, error) { return attempt(l.TryAcquire(ctx, "k", token, ttl)) },
+		"Acquire":    func() (bool, error) { return attempt(l.Acquire(ctx, "k", token, ttl)) },
+		"TryAcquireSet": func() (bool, error) {
+			attempts, err := l.TryAcquireSet(ctx, []dlock.Acquisition{{Key: "k", Token: token, TTL: ttl}, {Key: "l", Token: token, TTL: ttl}})
 			return err == nil && attempts[1].Acquired, err
-		}},
-		{"Renew", func() (bool, error) { return l.Renew(ctx, "k", "t", ttl) }},
-		{"RenewBatch", func() (bool, error) {
-			results, err := l.RenewBatch(ctx, []dlock.Renewal{{Key: "k", Token: "t", TTL: ttl}})
-			if err != nil {
-				return false, err
-			}
-			return results[0].Held, results[0].Err
-		}},
-		{"Inspect", func() (bool, error) { h, err := l.Inspect(ctx, "k"); return h.Held, err }},
-		{"Release", func() (bool, error) { return l.Release(ctx, "k", "t") }},
+		},
+		"Renew": func() (bool, error) { return l.Renew(ctx, "k", token, ttl) },
+		"RenewBatch": func() (bool, error) {
+			results, err := l.RenewBatch(ctx, []dlock.Renewal{renewal})
+			r := append(results, dlock.RenewResult{})[0]
+			return r.Held, cmp.Or(err, r.Err)
+		},
+		"Release":     func() (bool, error) { return l.Release(ctx, "k", token) },
+		"Inspect":     func() (bool, error) { h, err := l.Inspect(ctx, "k"); return h.Held, err },
+		"Vote":        func() (bool, error) { return ballot(l.Vote(ctx, "k", token, ttl, 0)) },
+		"AcquireVote": func() (bool, error) { return ballot(l.AcquireVote(ctx, "k", token, ttl, 0, 1)) },
+		"Confirm": func() (bool, error) {
+			ballots, err := l.Confirm(ctx, []quorum.Confirmation{{Renewal: renewal, Fence: 1}})
+			return ballot(append(ballots, quorum.Ballot{})[0], err)
+		},
+		"Pass": func() (bool, error) { return l.Pass(ctx, "k", token, "to", 0) },
 	}
 }
 
-// ofNil calls a Locker without a client.
-func (a Adapter) ofNil(t *testing.T) {
-	for _, c := range calls(t, a.Nil()) {
-		_, err := c.do()
-		require.ErrorIs(t, err, dlock.ErrInvalid, c.name)
-		require.ErrorContains(t, err, "client: nil", c.name)
+// inOrder are calls that all report true, in this order.
+var inOrder = []string{"TryAcquire", "TryAcquireSet", "Renew", "RenewBatch", "Inspect", "Release"}
+
+// RequireInvalid makes all calls, which must be refused for the reason that what says.
+func RequireInvalid(t *testing.T, l *rediscore.Locker, what string) {
+	t.Helper()
+	for name, call := range Methods(t.Context(), l, "t") {
+		_, err := call()
+		require.ErrorIs(t, err, dlock.ErrInvalid, name)
+		require.ErrorContains(t, err, what, name)
 	}
 }
 

@@ -36,14 +36,14 @@ func RunCluster(t *testing.T, dials map[string]Dial) {
 }
 
 func listenOnTheMaster(t *testing.T, cluster *redistest.Cluster, conn rediscore.Conn) {
-	inbox := subscribe(t, conn, inboxChannel, true)
+	inbox := Subscribe(t, conn, inboxChannel, true)
 	master := cluster.MasterOf(t, inboxChannel)
 	for _, n := range cluster.Nodes {
 		require.Equal(t, n == master, subscribers(t, n) == 1, "subscribed on %s, the master being %s", n.Addr(), master.Addr())
 	}
 	require.EqualValues(t, 1, do(t, master, "SPUBLISH", inboxChannel, "hello"))
-	inbox.requireMessage("hello")
-	inbox.close()
+	inbox.RequireMessage("hello")
+	inbox.Close()
 	requireNoSubscribers(t, cluster)
 }
 
@@ -51,14 +51,14 @@ func listenOnTheMaster(t *testing.T, cluster *redistest.Cluster, conn rediscore.
 // moves ends its own subscription only: that Listen returns, does not subscribe again, and can be called
 // again. What is cancelled is subscribed to again at once.
 func listensShare(t *testing.T, cluster *redistest.Cluster, conn rediscore.Conn) {
-	inboxes := make(map[string]*inbox)
-	inboxes[inboxChannel] = subscribe(t, conn, inboxChannel, true)
+	inboxes := make(map[string]*Inbox)
+	inboxes[inboxChannel] = Subscribe(t, conn, inboxChannel, true)
 	for i := range 110 {
 		channel := "c" + strconv.Itoa(i%100)
 		if i >= 100 {
-			inboxes[channel].close()
+			inboxes[channel].Close()
 		}
-		inboxes[channel] = subscribe(t, conn, channel, true)
+		inboxes[channel] = Subscribe(t, conn, channel, true)
 	}
 	requireOneListener(t, cluster)
 	cluster.StartMigration(t, inboxChannel).Finish(t)
@@ -68,10 +68,10 @@ func listensShare(t *testing.T, cluster *redistest.Cluster, conn rediscore.Conn)
 	requireOneListener(t, cluster)
 	for channel, inbox := range inboxes {
 		require.EqualValues(t, 1, do(t, cluster.MasterOf(t, channel), "SPUBLISH", channel, "to "+channel), "listeners of %s", channel)
-		inbox.requireMessage("to " + channel)
+		inbox.RequireMessage("to " + channel)
 	}
 	for _, inbox := range inboxes {
-		inbox.close()
+		inbox.Close()
 	}
 	requireOfAll(t, cluster, "no subscription was left behind", func(n *redistest.Server) bool {
 		return len(do(t, n, "PUBSUB", "SHARDCHANNELS").([]any)) == 0
@@ -96,10 +96,10 @@ func requireOfAll(t *testing.T, cluster *redistest.Cluster, what string, is func
 // Listen finds the replica that takes the place of a master that was killed, though the
 // client is used for nothing else.
 func listenFollowsTheMaster(t *testing.T, cluster *redistest.Cluster, conn rediscore.Conn) {
-	inbox := subscribe(t, conn, inboxChannel, true)
+	inbox := Subscribe(t, conn, inboxChannel, true)
 	master := cluster.MasterOf(t, inboxChannel)
 	master.Kill()
-	require.Error(t, <-inbox.ended)
+	require.Error(t, <-inbox.Ended)
 	successor := cluster.AwaitFailover(t, master)
 	promoted := time.Now()
 	listenAgain(t, successor, conn)
@@ -110,15 +110,15 @@ func listenFollowsTheMaster(t *testing.T, cluster *redistest.Cluster, conn redis
 func listenAgain(t *testing.T, master *redistest.Server, conn rediscore.Conn) {
 	t.Helper()
 	for limit := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		inbox := start(t, conn, inboxChannel, true)
+		inbox := Listen(t, conn, inboxChannel, true)
 		select {
 		case e := <-inbox.events:
 			require.Equal(t, rediscore.Subscribed, e.Kind)
 			require.EqualValues(t, 1, subscribers(t, master))
 			inbox.cancel()
-			<-inbox.ended
+			<-inbox.Ended
 			return
-		case err := <-inbox.ended:
+		case err := <-inbox.Ended:
 			require.True(t, time.Now().Before(limit), "Listen still fails: %v", err)
 		}
 	}

@@ -103,11 +103,11 @@ func forbiddenAlgorithms(t *testing.T, _ Adapter) {
 
 // requireCalls makes all calls.
 func requireCalls(t *testing.T, l *rediscore.Locker, before func()) {
-	for _, c := range calls(t, l) {
+	for _, name := range inOrder {
 		before()
-		ok, err := c.do()
-		require.NoError(t, err, c.name)
-		require.True(t, ok, c.name)
+		ok, err := Methods(t.Context(), l, "t")[name]()
+		require.NoError(t, err, name)
+		require.True(t, ok, name)
 	}
 }
 
@@ -119,8 +119,8 @@ func NothingIsSentTwice(t *testing.T, a Adapter) {
 	require.NoError(t, err)
 	t.Cleanup(proxy.Close)
 	l := rediscore.New(a.dial(t, proxy.Addr()))
-	for _, c := range calls(t, l) {
-		if c.name == "Inspect" { // it may be sent twice
+	for _, name := range inOrder {
+		if name == "Inspect" { // it may be sent twice
 			continue
 		}
 		require.Eventually(t, func() bool { // the client finds out that its connection is gone
@@ -129,10 +129,10 @@ func NothingIsSentTwice(t *testing.T, a Adapter) {
 		}, 20*time.Second, time.Millisecond)
 		before := server.CommandCount(t)["evalsha"]
 		proxy.DropReply(faultproxy.Command("EVALSHA"), faultproxy.Cut)
-		_, err := c.do()
-		require.Error(t, err, c.name)
+		_, err := Methods(t.Context(), l, "t")[name]()
+		require.Error(t, err, name)
 		time.Sleep(100 * time.Millisecond) // for a second try
-		require.EqualValues(t, 1, server.CommandCount(t)["evalsha"]-before, c.name)
+		require.EqualValues(t, 1, server.CommandCount(t)["evalsha"]-before, name)
 	}
 }
 
@@ -147,12 +147,12 @@ func listen(t *testing.T, a Adapter) {
 				continue
 			}
 		}
-		inbox := subscribe(t, a.dial(t, server.Addr()), inboxChannel, sharded)
+		inbox := Subscribe(t, a.dial(t, server.Addr()), inboxChannel, sharded)
 		for _, payload := range []string{"one", "", "two\r\n\x00é", strings.Repeat("x", 100_000)} {
 			require.EqualValues(t, 1, do(t, server, publish, inboxChannel, payload))
-			inbox.requireMessage(payload)
+			inbox.RequireMessage(payload)
 		}
-		inbox.close()
+		inbox.Close()
 		require.Eventually(t, func() bool {
 			return do(t, server, "PUBSUB", numsub, inboxChannel).([]any)[1] == int64(0)
 		}, 20*time.Second, time.Millisecond, "a subscription was left behind")
@@ -161,7 +161,7 @@ func listen(t *testing.T, a Adapter) {
 
 func listenEndsWithTheConnection(t *testing.T, a Adapter) {
 	server := redistest.Start(t)
-	inbox := subscribe(t, a.dial(t, server.Addr()), inboxChannel, false)
+	inbox := Subscribe(t, a.dial(t, server.Addr()), inboxChannel, false)
 	require.EqualValues(t, 1, do(t, server, "CLIENT", "KILL", "TYPE", "pubsub"))
 	inbox.requireLost()
 	time.Sleep(100 * time.Millisecond)
@@ -171,59 +171,65 @@ func listenEndsWithTheConnection(t *testing.T, a Adapter) {
 
 const inboxChannel = "ch {1}\n"
 
-// An inbox is a Listen in the background.
-type inbox struct {
+// An Inbox is a Listen in the background.
+type Inbox struct {
 	t      testing.TB
 	cancel context.CancelFunc
 	events chan rediscore.Event
-	ended  chan error
+	Ended  chan error // has its error
 }
 
-func start(t testing.TB, conn rediscore.Conn, channel string, sharded bool) *inbox {
+// Listen starts an Inbox.
+func Listen(t testing.TB, conn rediscore.Conn, channel string, sharded bool) *Inbox {
 	ctx, cancel := context.WithCancel(context.Background())
-	i := &inbox{t, cancel, make(chan rediscore.Event, 10), make(chan error, 1)}
+	i := &Inbox{t, cancel, make(chan rediscore.Event, 10), make(chan error, 1)}
 	t.Cleanup(cancel)
-	go func() { i.ended <- conn.Listen(ctx, channel, sharded, func(e rediscore.Event) { i.events <- e }) }()
+	go func() { i.Ended <- conn.Listen(ctx, channel, sharded, func(e rediscore.Event) { i.events <- e }) }()
 	return i
 }
 
-// subscribe starts an inbox, and waits for its subscription.
-func subscribe(t testing.TB, conn rediscore.Conn, channel string, sharded bool) *inbox {
+// Subscribe starts an Inbox, and waits for its subscription.
+func Subscribe(t testing.TB, conn rediscore.Conn, channel string, sharded bool) *Inbox {
 	t.Helper()
-	i := start(t, conn, channel, sharded)
-	i.require(rediscore.Event{Kind: rediscore.Subscribed})
+	i := Listen(t, conn, channel, sharded)
+	i.RequireSubscribed()
 	return i
 }
 
-func (i *inbox) requireMessage(payload string) {
+func (i *Inbox) RequireSubscribed() {
+	i.t.Helper()
+	i.require(rediscore.Event{Kind: rediscore.Subscribed})
+}
+
+func (i *Inbox) RequireMessage(payload string) {
 	i.t.Helper()
 	i.require(rediscore.Event{Kind: rediscore.Message, Payload: payload})
 }
 
 // require waits for the next event.
-func (i *inbox) require(want rediscore.Event) {
+func (i *Inbox) require(want rediscore.Event) {
 	i.t.Helper()
 	select {
 	case e := <-i.events:
 		require.Equal(i.t, want, e)
-	case err := <-i.ended:
+	case err := <-i.Ended:
 		i.t.Fatalf("Listen ended: %v", err)
 	case <-time.After(10 * time.Second):
 		i.t.Fatal("no event")
 	}
 }
 
-func (i *inbox) close() {
+func (i *Inbox) Close() {
 	i.t.Helper()
 	i.cancel()
-	require.ErrorIs(i.t, <-i.ended, context.Canceled)
+	require.ErrorIs(i.t, <-i.Ended, context.Canceled)
 }
 
 // requireLost waits until Listen ends by itself.
-func (i *inbox) requireLost() {
+func (i *Inbox) requireLost() {
 	i.t.Helper()
 	select {
-	case err := <-i.ended:
+	case err := <-i.Ended:
 		require.Error(i.t, err)
 		require.NotErrorIs(i.t, err, context.Canceled)
 		i.t.Logf("Listen returned %q", err)
