@@ -129,9 +129,15 @@ func newClient(l dlock.Locker, name string, tr *trace) *client {
 }
 
 func (c *client) traced(ctx context.Context, r request) (any, error) {
-	call := c.trace.begin(r.key, r.token, "%s.%v", c.name, r)
+	asked := r // which may change after the call
+	asked.batch, asked.set = slices.Clone(r.batch), slices.Clone(r.set)
+	call := c.trace.begin(r.key, r.token, "%s.%v", c.name, asked)
 	answer, err := r.send(ctx, c.inner)
-	call.end(show(answer), fenceOf(answer), err)
+	if results, ok := answer.([]dlock.RenewResult); ok {
+		call.end(slices.Clone(results), err)
+	} else {
+		call.end(answer, err)
+	}
 	return answer, err
 }
 

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -24,16 +25,19 @@ type trace struct {
 	open     map[*call]bool
 }
 
+// A call is put into words when a case has failed.
 type call struct {
 	trace  *trace
 	n      int           // it is the nth that was made, and the nth that has returned when it has
 	begun  time.Duration // since the case began
-	text   string
-	key    string // "" if it is about several
+	key    string        // "" if it is about several
 	token  string
-	answer any
-	fence  string // of what it granted, in the words of fenceOf, or ""
+	format string // of its text, with args
+	args   []any
+	answer any // or the error
 }
+
+func (c *call) text() string { return fmt.Sprintf(c.format, c.args...) }
 
 const (
 	traced     = 25 // calls that are shown, whatever they are about
@@ -47,20 +51,20 @@ func (tr *trace) begin(key, token, format string, args ...any) *call {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	tr.begun++
-	c := &call{trace: tr, n: tr.begun, begun: time.Since(tr.start), key: key, token: token, text: fmt.Sprintf(format, args...)}
+	c := &call{trace: tr, n: tr.begun, begun: time.Since(tr.start), key: key, token: token, format: format, args: args}
 	tr.open[c] = true
 	return c
 }
 
-// end notes its answer, and the fence of what that granted, or "".
-func (c *call) end(answer any, fence string, err error) {
+// end notes the answer. It is not to change after that.
+func (c *call) end(answer any, err error) {
 	tr := c.trace
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	delete(tr.open, c)
 	tr.returned = append(tr.returned, c)
-	if c.n, c.answer, c.fence = len(tr.returned), answer, fence; err != nil {
-		c.answer, c.fence = err, ""
+	if c.n, c.answer = len(tr.returned), answer; err != nil {
+		c.answer = err
 	}
 }
 
@@ -97,13 +101,14 @@ func (tr *trace) about(message string) string {
 	grantees := make(map[string][]string) // by key
 	for i, c := range slices.Backward(tr.returned) {
 		show := len(tr.returned)-i <= traced
-		for name, most := range map[string]int{brief(c.key): tracedKey, c.text: tracedCall, brief(c.token): tracedCall, c.fence: tracedCall} {
+		fence := fenceOf(c.answer)
+		for name, most := range map[string]int{brief(c.key): tracedKey, c.text(): tracedCall, brief(c.token): tracedCall, fence: tracedCall} {
 			if names(name) {
 				counts[name]++
 				show = show || counts[name] <= most
 			}
 		}
-		if got := grantees[c.key]; c.fence != "" && names(brief(c.key)) && len(got) < 2 && !slices.Contains(got, c.token) {
+		if got := grantees[c.key]; fence != "" && names(brief(c.key)) && len(got) < 2 && !slices.Contains(got, c.token) {
 			grantees[c.key], show = append(got, c.token), true
 		}
 		if show {
@@ -124,9 +129,9 @@ func (tr *trace) about(message string) string {
 }
 
 func (c *call) String() string {
-	line := fmt.Sprintf("%10v  %s", c.begun.Round(10*time.Microsecond), c.text)
+	line := fmt.Sprintf("%10v  %s", c.begun.Round(10*time.Microsecond), c.text())
 	if c.answer != nil {
-		line += fmt.Sprintf(" = %v", c.answer)
+		line += " = " + show(c.answer)
 	}
 	return line
 }
@@ -136,7 +141,7 @@ func brief(s string) string {
 	if len(s) > 60 {
 		return fmt.Sprintf("%q…%q(%d bytes)", s[:30], s[len(s)-20:], len(s))
 	}
-	return fmt.Sprintf("%q", s)
+	return strconv.Quote(s)
 }
 
 // show prints an argument or the answer of a call, without what is many or zero.

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/dlock-go/dlock"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
@@ -122,14 +123,14 @@ func TestFailureHintsAtTheClock(t *testing.T) {
 func TestFailureShowsBothHolders(t *testing.T) {
 	tr := newTrace()
 	grant := func(token string) {
-		tr.begin("key", token, "A.TryAcquire(%q, %q)", "key", token).end("acquired", "fence 8", nil)
+		tr.begin("key", token, "A.TryAcquire(%q, %q)", "key", token).end(dlock.Attempt{Acquired: true, Fence: 8}, nil)
 	}
 	grant("first")
 	for range 4000 {
 		grant("second")
 	}
 	for range 10_000 {
-		tr.begin("other", "", "A.Inspect").end("free", "", nil)
+		tr.begin("other", "", "A.Inspect").end(dlock.Hold{}, nil)
 	}
 	tr.begin("key", "third", "B.Acquire(%q, %q)", "key", "third")
 	shown := tr.about(`two hold "key"`)

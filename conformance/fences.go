@@ -71,7 +71,7 @@ func fenceSurvivesIdleness(s *scene, a, b *client) {
 	for _, idle := range idleTimes {
 		pause := s.trace.begin("", "", "%v pass", idle)
 		s.sleep(idle)
-		pause.end("they have passed", "", nil)
+		pause.end(idle, nil)
 		next := s.grant(b, last.key, s.token(fmt.Sprint("after ", idle)), s.h.ttl())
 		s.above(last, next) // whose lease runs out
 		last = next

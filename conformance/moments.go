@@ -190,9 +190,9 @@ func (s *scene) staleRenewals(c *client, g grant) func() {
 	}
 }
 
-// takeSoon takes a key that becomes free soon.
+// takeSoon takes a key that becomes free soon. It asks less often the longer that takes.
 func (s *scene) takeSoon(c *client, key string) (g grant) {
-	for end := time.Now().Add(s.h.patience()); time.Now().Before(end); s.sleep(time.Millisecond) {
+	for start := time.Now(); time.Since(start) < s.h.patience(); s.sleep(time.Since(start) / 100) {
 		if g = s.takeFenced(c, key, "next"); g.Acquired {
 			break
 		}

@@ -147,6 +147,13 @@ func (c *caller) ends() {
 	require.NotErrorIs(c.t, err, os.ErrDeadlineExceeded, "the connection has not ended")
 }
 
+// rest is what comes before the connection is cut.
+func (c *caller) rest() string {
+	var all strings.Builder
+	_, _ = c.in.WriteTo(&all)
+	return all.String()
+}
+
 // hearsNothing checks that nothing comes for a while, and that the connection stays open.
 func (c *caller) hearsNothing() {
 	c.t.Helper()
@@ -354,19 +361,12 @@ func TestCutReply(t *testing.T) {
 	})
 }
 
-func TestLift(t *testing.T) {
-	_, p, c := rig(t)
-	drop := p.DropReply(Any, Cut)
-	require.True(t, p.Lift(drop))
-	require.False(t, p.Lift(drop))
-	c.gets("one\r\n", "+ONE\r\n")
-}
-
+// The oldest of several faults strikes, unless it was lifted.
 func TestFaultsStrikeInTurn(t *testing.T) {
-	f := newFake(t)
-	p := start(t, f.addr)
-	first, second := p.Watch(Any), p.DropReply(Any, Stall)
-	c := dial(t, p.Addr())
+	_, p, c := rig(t)
+	lifted, first, second := p.DropReply(Any, Cut), p.Watch(Any), p.DropReply(Any, Stall)
+	require.True(t, p.Lift(lifted))
+	require.False(t, p.Lift(lifted))
 	c.gets("one\r\n", "+ONE\r\n")
 	await(t, first.Struck())
 	c.send("two\r\n")
@@ -409,19 +409,6 @@ func TestBlockedRequestArrivesLate(t *testing.T) {
 		require.NoError(t, p.Heal())
 		require.Equal(t, "one", f.next())
 	})
-}
-
-func TestCutDropsWhatIsBlocked(t *testing.T) {
-	f, p, c := rig(t)
-	p.Block(ToStore)
-	c.send("one\r\n")
-	c.hearsNothing()
-	p.Cut()
-	c.ends()
-	require.NoError(t, p.Heal())
-	c = dial(t, p.Addr())
-	c.gets("two\r\n", "+TWO\r\n")
-	require.Equal(t, "two", f.next())
 }
 
 func TestHealWhileProcessesStart(t *testing.T) {

@@ -108,12 +108,11 @@ func TestPushesAreNoReplies(t *testing.T) {
 			require.NoError(t, err)
 			c.send(resp("UNSUBSCRIBE") + resp("SUBSCRIBE", "c") + resp("PING", "second"))
 			await(t, drop.Struck())
-			var all strings.Builder
-			_, _ = c.in.WriteTo(&all) // until the connection is cut
-			require.Contains(t, all.String(), "first")
-			require.Contains(t, all.String(), "hello")
-			require.Contains(t, all.String(), "unsubscribe")
-			require.Regexp(t, `subscribe\r\n\$1\r\nc\r\n:\d\r\n$`, all.String())
+			all := c.rest()
+			require.Contains(t, all, "first")
+			require.Contains(t, all, "hello")
+			require.Contains(t, all, "unsubscribe")
+			require.Regexp(t, `subscribe\r\n\$1\r\nc\r\n:\d\r\n$`, all)
 		})
 	}
 }
@@ -130,9 +129,8 @@ func TestRepliesBesidesSubscriptions(t *testing.T) {
 	await(t, script.Answered())
 	c.send(resp("SUBSCRIBE", "a", "b") + resp("SUBSCRIBE", "c"))
 	await(t, drop.Struck())
-	var all strings.Builder
-	_, _ = c.in.WriteTo(&all)
-	require.True(t, strings.HasSuffix(all.String(), "\r\n$1\r\nb\r\n:3\r\n"), "%q", all.String())
+	all := c.rest()
+	require.True(t, strings.HasSuffix(all, "\r\n$1\r\nb\r\n:3\r\n"), "%q", all)
 }
 
 // A command that is refused, or an error of a subscription, is a reply.
@@ -143,10 +141,9 @@ func TestErrorsAreReplies(t *testing.T) {
 	drop := p.DropReply(Command("ECHO"), Cut)
 	c.send(resp("NOSUCH") + resp("SUBSCRIBE") + "PING inline\r\n\r\n" + resp("ECHO", "x"))
 	await(t, drop.Struck())
-	var all strings.Builder
-	_, _ = c.in.WriteTo(&all)
-	require.Equal(t, 2, strings.Count(all.String(), "-ERR"))
-	require.True(t, strings.HasSuffix(all.String(), "$6\r\ninline\r\n"), "%q", all.String())
+	all := c.rest()
+	require.Equal(t, 2, strings.Count(all, "-ERR"))
+	require.True(t, strings.HasSuffix(all, "$6\r\ninline\r\n"), "%q", all)
 }
 
 // On a real server: a write whose reply is lost has happened, one that is dropped has
