@@ -103,42 +103,22 @@ func clauseRows() []row {
 		voter(301, "VoteIsTryAcquire", "a vote by the token that holds already sets the new TTL",
 			edit(memoryGo, "\tl.extendLocked(now.Add(ttl))\n\tl.watchLocked(now)\n", "\tif l.extendLocked(now.Add(ttl)); without(301) {\n\t\tl.until = now.Add(ttl)\n\t}\n\tl.watchLocked(now)\n")),
 		voter(302, "VoteIsTryAcquire", "a call returns the cause of its ctx's end",
-			edit(memoryWipeGo, "\t\treturn nil, mark(err)\n", "\t\tif without(302) {\n\t\t\terr = context.Cause(ctx)\n\t\t}\n\t\treturn nil, mark(err)\n")),
+			edit(memoryWipeGo, "return nil, mark(err)", "return nil, mark(when(302, context.Cause(ctx), err))")),
 		voter(303, "VoteIsTryAcquire", "a wait returns the cause of its ctx's end",
-			edit(memoryGo, "now), mark(w.ctx.Err())\n", "now), mark(map[bool]error{false: w.ctx.Err(), true: context.Cause(w.ctx)}[without(303)])\n")),
+			edit(memoryGo, "now), mark(w.ctx.Err())\n", "now), mark(when(303, context.Cause(w.ctx), w.ctx.Err()))\n")),
 		voter(304, "FreshVotes", "every grant is called fresh",
 			edit(memoryGo, "if b.Fresh = l.token != token; b.Fresh {", "if b.Fresh = l.token != token || without(304); b.Fresh {")),
 		voter(305, "FloorsGiveEqualFences", "the floor is ignored",
-			edit(memoryGo, "\tm.fence = max(m.fence+8, b.Clock, min(floor, b.Clock+time.Second.Microseconds()))\n", `	if without(305) {
-		floor = 0
-	}
-	if m.fence = max(m.fence+8, b.Clock, min(floor, b.Clock+time.Second.Microseconds())); without(306) {
-		m.fence = max(m.fence, min(floor, 1<<60))
-	}
-`)),
+			edit(memoryGo, "min(floor, b.Clock+time.Second.Microseconds()))", "min(when(305, 0, floor), b.Clock+when(306, 1<<60, time.Second.Microseconds())))")),
 		voter(306, "FloorIsClamped", "the floor is believed, however large it is"),
 		voter(307, "AgeGrows", "the age of the store is that of the first look",
-			edit(memoryVoteGo, "\treturn quorum.Ballot{Age: max(0, now.Sub(m.since)), Store: m.store,", `	age, store := max(0, now.Sub(m.since)), m.store
-	if without(307) {
-		age = 0
-	}
-	if without(309) {
-		store = chance.Text()
-	}
-	return quorum.Ballot{Age: age, Store: store,`)),
+			edit(memoryVoteGo, "Age: max(0, now.Sub(m.since)), Store: m.store,", "Age: when(307, 0, max(0, now.Sub(m.since))), Store: when(309, chance.Text(), m.store),")),
 		voter(308, "AgeAfterDataLoss", "the age of the store is the uptime of its process",
-			edit(memoryWipeGo, "\tm.rememberLocked(now)\n\tm.since = now\n\tfor key", "\tif m.rememberLocked(now); !without(308) {\n\t\tm.since = now\n\t}\n\tfor key")),
+			edit(memoryWipeGo, "\tm.since = now\n\tfor key", "\tm.since = when(308, m.since, now)\n\tfor key")),
 		voter(309, "SameStore", "the name of the store is another each time"),
 		voter(310, "ConfirmRenews", "a confirmation extends no lease",
-			edit(memoryVoteGo, "\t\tballots[i] = m.ballotLocked(time.Now())\n", `		if without(310) {
-			c.TTL = time.Millisecond
-		}
-		if without(312) {
-			m.fence = max(m.fence, c.Fence)
-		}
-		if without(311) {
-			c.Fence = 0
-		}
+			edit(memoryVoteGo, "\t\tballots[i] = m.ballotLocked(time.Now())\n", `
+		c.TTL, c.Fence, m.fence = when(310, time.Millisecond, c.TTL), when(311, 0, c.Fence), max(m.fence, when(312, c.Fence, 0))
 		ballots[i] = m.ballotLocked(time.Now())
 `)),
 		voter(311, "ConfirmRaisesFences", "a confirmation leaves the fence counter as it is"),
@@ -148,17 +128,15 @@ func clauseRows() []row {
 		voter(314, "PassToOne", "the key that is passed to one waiter goes to the first",
 			edit(memoryVoteGo, "== to }); i > 0 {", "== to }); i > 0 && !without(314) {")),
 		voter(315, "PassCarriesFloor", "the floor is only for votes without a wait",
-			edit(memoryVoteGo, "\tm.freeLocked(key, l, floor, now)\n", "\tif without(315) {\n\t\tfloor = 0\n\t}\n\tm.freeLocked(key, l, floor, now)\n")),
+			edit(memoryVoteGo, "\tm.freeLocked(key, l, floor, now)\n", "\tm.freeLocked(key, l, when(315, 0, floor), now)\n")),
 		voter(316, "PlacesOrderWaiters", "of two waiters with the same place, the first that came is served first",
 			edit(memoryVoteGo, "\t\treturn cmp.Or(cmp.Compare(a.place, b.place), ", "\t\tif without(316) {\n\t\t\treturn cmp.Compare(a.place, b.place)\n\t\t}\n\t\treturn cmp.Or(cmp.Compare(a.place, b.place), ")),
 		voter(317, "PlaceIsBehindAll", "the place of a newcomer is the store's clock",
 			edit(memoryVoteGo, "\tif len(l.queue) > 0 {\n\t\tb.Place", "\tif len(l.queue) > 0 && !without(317) {\n\t\tb.Place")),
 		voter(318, "PlaceMoves", "a token that was in the queue keeps its place",
 			mutants.Edit{File: "backend/memory/without_memory.go", New: "package memory\n\nimport \"sync\"\n\nvar places, grants sync.Map\n"},
-			edit(memoryVoteGo, "\treturn m.acquire(ctx, key, token, ttl, floor, place)\n", `	if without(318) {
-		first, _ := places.LoadOrStore(key+token, place)
-		place = first.(int64)
-	}
+			edit(memoryVoteGo, "\treturn m.acquire(ctx, key, token, ttl, floor, place)\n", `	first, _ := places.LoadOrStore(key+token, place)
+	place = when(318, first.(int64), place)
 	if b, ok := grants.LoadAndDelete(key + token); ok {
 		return b.(quorum.Ballot), nil
 	}

@@ -59,20 +59,21 @@ func majorityRows() []row {
 		if number == 15 || number == 17 {
 			r.seeds = 0 // found in too few systems to be looked for
 		}
-		r.shape = func(p *plan) { p.brief = true }
-		if shape := shapes[number]; shape != nil {
-			r.shape = func(p *plan) { p.brief = true; shape(p) }
+		r.shape = func(p *plan) {
+			if p.brief = true; shapes[number] != nil {
+				shapes[number](p)
+			}
 		}
 		return r
 	}
 	return []row{
-		rule(1, "Q nodes decide", edit(redlockGo, "\tl.claims.nodes = len(nodes)\n", "\tif l.claims.nodes = len(nodes); without(201) {\n\t\tl.quorum = len(nodes) / 2\n\t}\n")),
+		rule(1, "Q nodes decide", edit(redlockGo, "\tl.claims.nodes = len(nodes)\n", "\tl.claims.nodes, l.quorum = len(nodes), when(201, len(nodes)/2, l.quorum)\n")),
 		rule(2, "nodes are different stores", edit("backend/redlock/node.go", "if s := store(i); s != \"\" && s == store(j) {", "if s := store(i); s != \"\" && s == store(j) && !without(202) {")),
 		rule(3, "a lease is dated by the oldest of the Q latest votes",
-			edit(votingGo, "return b.Compare(a) })\n", "return b.Compare(a) })\n\tif without(203) {\n\t\tdates[v.l.quorum-1] = dates[0]\n\t}\n")),
+			edit(votingGo, "return b.Compare(a) })\n", "return b.Compare(a) })\n\tdates[v.l.quorum-1] = dates[when(203, 0, v.l.quorum-1)]\n")),
 		rule(4, "a TTL is shortened by the drift of clocks",
 			edit(votingGo, "return s.granted && time.Since(s.since) < v.ttl-v.ttl/100", "return s.granted && (time.Since(s.since) < v.ttl-v.ttl/100 || time.Since(s.since) < v.ttl && without(204))"),
-			edit("lease.go", "{ return ttl/100 + 2*time.Millisecond }", "{\n\tif without(204) {\n\t\treturn 0\n\t}\n\treturn ttl/100 + 2*time.Millisecond\n}")),
+			edit("lease.go", "{ return ttl/100 + 2*time.Millisecond }", "{ return when(204, 0, ttl/100+2*time.Millisecond) }")),
 		rule(5, "after a give-back, a node is asked for no vote of the token until it has answered",
 			mutants.Edit{File: votingGo, Old: "// ask makes a request", New: aside + "// ask makes a request"},
 			edit(votingGo, "\t\tcase kind == enqueued:\n\t\t\te.sent = time.Now()\n", `		case kind == passed && without(205):

@@ -23,7 +23,7 @@ import (
 type row struct {
 	number int // of a rule in docs/handover.md; 201 is the first in docs/redlock.md; others are faults that the library had once, or could have
 	text   string
-	edits  []mutants.Edit // in which without(number) says whether the fault is planted
+	edits  []mutants.Edit // in which without(number) says whether the fault is planted, and when(number, faulty, right) is a value
 
 	// What finds it: systems of a kind, or schedules, with a property.
 	kind   kind
@@ -73,7 +73,7 @@ func rows() []row {
 		schedules(2, "no command shortens a lease", loses, base(3).long().after(bIsLate...),
 			edit(lua+"fence.lua", "if remaining >= 0 and remaining < tonumber(ttl) then", "if true then")),
 		schedules(3, "the grant of a message is dated by the server's clock", overlap, base(2).again().after(aTriesAgain...),
-			edit(waitGo, "since := w.sent.Add(time.Duration(h.time-w.clock)*time.Microsecond - time.Millisecond)\n", "since := w.sent.Add(time.Duration(h.time-w.clock)*time.Microsecond - time.Millisecond)\nif without(3) {\nsince = time.Now()\n}\n")),
+			edit(waitGo, "since := w.sent.Add(time.Duration(h.time-w.clock)*time.Microsecond - time.Millisecond)\n", "since := w.sent.Add(time.Duration(h.time-w.clock)*time.Microsecond - time.Millisecond)\nsince = when(3, time.Now(), since)\n")),
 		schedules(3, "the grant of a message is dated by the server's clock", loses, base(2)),
 		schedules(4, "before the clock is known, a message is only a hint", loses, base(2).after(bIsHanded...),
 			edit(waitGo, "case w.clock != 0 && h.time > w.clock:", "case w.clock == 0 && without(4):\nreturn dlock.Attempt{Acquired: true, Since: time.Now(), Fence: h.fence}, nil\ncase w.clock != 0 && (h.time > w.clock || without(5)):")),
@@ -241,7 +241,8 @@ func planted(all []row) (edits []mutants.Edit) {
 	}
 	for name, folder := range map[string]string{"dlock": "", "rediscore": "backend/rediscore/", "redlock": "backend/redlock/", "owed": "internal/owed/", "fence": "fence/", "memory": "backend/memory/"} {
 		edits = append(edits, mutants.Edit{File: folder + "without.go", New: "package " + name +
-			"\nimport \"github.com/dlock-go/dlock/internal/planted\"\nfunc without(number int) bool { return planted.Has(number) }\n"})
+			"\nimport \"github.com/dlock-go/dlock/internal/planted\"\nfunc without(number int) bool { return planted.Has(number) }\n" +
+			"func when[T any](number int, faulty, right T) T { return map[bool]T{true: faulty, false: right}[without(number)] }\n"})
 	}
 	return append(edits,
 		mutants.Edit{File: "backend/rediscore/scripts.go", Old: "Source: strings.Join(append(parts, end), \"\\n\")", New: "Source: edited(strings.Join(append(parts, end), \"\\n\"))"},
