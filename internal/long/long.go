@@ -20,7 +20,7 @@ var parts = map[string]string{
 	"stress-seed":    "123: the first seed of stress",
 	"fences":         "60s: races in databases",
 	"outages":        "all, or a time such as 1h: outages of a store while leases are renewed",
-	"run":            "170: rounds of faults under dlock run, and the same with other locks",
+	"run":            "170: rounds of faults under dlock run",
 	"sequences":      "10000: on the simulator and a server",
 }
 
