@@ -2,7 +2,6 @@
 package docs_test
 
 import (
-	"bytes"
 	"io/fs"
 	"net"
 	"os"
@@ -29,17 +28,24 @@ var (
 	punctuation = regexp.MustCompile("[^a-z0-9 _-]")
 )
 
+// contentOf returns the content of a file.
+func contentOf(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return string(text)
+}
+
 // read returns the text of a page without its blocks of code, and the blocks of Go.
 func read(t *testing.T, page string) (text string, program []string) {
 	t.Helper()
-	all, err := os.ReadFile(page)
-	require.NoError(t, err)
-	for _, m := range blocks.FindAllStringSubmatch(string(all), -1) {
+	all := contentOf(t, page)
+	for _, m := range blocks.FindAllStringSubmatch(all, -1) {
 		if m[1] == "go" {
 			program = append(program, m[2])
 		}
 	}
-	return blocks.ReplaceAllString(string(all), ""), program
+	return blocks.ReplaceAllString(all, ""), program
 }
 
 // TestProgramOfTheREADME runs the first program of the README: on a server of its own, while another holds the
@@ -84,35 +90,24 @@ func TestProgramOfTheREADME(t *testing.T) {
 	require.Contains(t, string(out), "Redis or the work failed: ")
 }
 
-// TestOptions: the table of the package documentation has every option, one in a line.
-func TestOptions(t *testing.T) {
-	doc, err := os.ReadFile("../doc.go")
-	require.NoError(t, err)
-	_, table, _ := strings.Cut(string(doc), "// # Options\n")
-	table, _, _ = strings.Cut(table, "// # Errors\n")
-	files, err := filepath.Glob("../*.go")
-	require.NoError(t, err)
-	for _, file := range files {
-		source, err := os.ReadFile(file)
+// TestTables: the tables of the package documentation have every option and every error, one in a line.
+func TestTables(t *testing.T) {
+	for _, test := range []struct{ heading, next, name string }{
+		{"Options", "Errors", `(?m)^func (With\w+)\(.*\) Option {`},
+		{"Errors", "What to close", `(?m)^\t(Err\w+) += errors\.New`},
+	} {
+		_, table, _ := strings.Cut(contentOf(t, "../doc.go"), "// # "+test.heading+"\n")
+		table, _, _ = strings.Cut(table, "// # "+test.next+"\n")
+		files, err := filepath.Glob("../*.go")
 		require.NoError(t, err)
-		for _, m := range regexp.MustCompile(`(?m)^func (With\w+)\(.*\) Option {`).FindAllStringSubmatch(string(source), -1) {
+		var names [][]string
+		for _, file := range files {
+			names = append(names, regexp.MustCompile(test.name).FindAllStringSubmatch(contentOf(t, file), -1)...)
+		}
+		require.Greater(t, len(names), 5, test.heading)
+		for _, m := range names {
 			assert.Regexp(t, `(?m)^//\t`+m[1]+` `, table, "%s is not in the table", m[1])
 		}
-	}
-}
-
-// TestErrors: the table of the package documentation has every error, one in a line.
-func TestErrors(t *testing.T) {
-	doc, err := os.ReadFile("../doc.go")
-	require.NoError(t, err)
-	_, table, _ := strings.Cut(string(doc), "// # Errors\n")
-	table, _, _ = strings.Cut(table, "// # What to close\n")
-	source, err := os.ReadFile("../error.go")
-	require.NoError(t, err)
-	sentinels := regexp.MustCompile(`(?m)^\t(Err\w+) += errors\.New`).FindAllStringSubmatch(string(source), -1)
-	require.NotEmpty(t, sentinels)
-	for _, m := range sentinels {
-		assert.Regexp(t, `(?m)^//\t`+m[1]+` `, table, "%s is not in the table", m[1])
 	}
 }
 
@@ -120,16 +115,14 @@ func TestErrors(t *testing.T) {
 func TestPagesQuoteExamples(t *testing.T) {
 	plain := func(code string) string { return regexp.MustCompile(`\n\t+`).ReplaceAllString(code, "\n") }
 	for page, files := range map[string][]string{"redlock.md": {"../backend/redlock/example_test.go"}, "keys.md": {"../example_test.go", "../fence/example_test.go"}} {
-		var example []byte
+		var example string
 		for _, file := range files {
-			text, err := os.ReadFile(file)
-			require.NoError(t, err)
-			example = append(example, text...)
+			example += contentOf(t, file)
 		}
 		_, programs := read(t, page)
 		require.NotEmpty(t, programs)
 		for _, program := range programs {
-			require.True(t, strings.Contains(plain(string(example)), plain(program)), "%s quotes what is in no example:\n%s", page, program)
+			require.True(t, strings.Contains(plain(example), plain(program)), "%s quotes what is in no example:\n%s", page, program)
 		}
 	}
 }
@@ -139,15 +132,13 @@ var quoted = regexp.MustCompile("(?s)<!-- quoted: (\\S+) -->\n```\\w+\n(.*?)\n``
 // TestQuotes: what pages quote is in the code that is tested. The value is what has such a mark on a page.
 func TestQuotes(t *testing.T) {
 	for page, marked := range map[string]string{"coming-from.md": "```go", "writing-a-backend.md": "<!-- quoted"} {
-		text, err := os.ReadFile(page)
-		require.NoError(t, err)
-		found := quoted.FindAllStringSubmatch(string(text), -1)
-		require.Len(t, found, strings.Count(string(text), marked), page)
+		text := contentOf(t, page)
+		found := quoted.FindAllStringSubmatch(text, -1)
+		require.Len(t, found, strings.Count(text, marked), page)
 		require.NotEmpty(t, found)
 		for _, m := range found {
-			source, err := os.ReadFile(m[1])
-			require.NoError(t, err)
-			require.Contains(t, string(source), m[2], "%s quotes what is not in %s", page, m[1])
+			source := contentOf(t, m[1])
+			require.Contains(t, source, m[2], "%s quotes what is not in %s", page, m[1])
 		}
 	}
 }
@@ -190,29 +181,23 @@ func majorities(list string) (found []string) {
 
 // TestAlerts looks for each alert on the page that says what to do.
 func TestAlerts(t *testing.T) {
-	rules, err := os.ReadFile("../observe/otel/alerts.yml")
-	require.NoError(t, err)
-	page, err := os.ReadFile("operations.md")
-	require.NoError(t, err)
-	names := regexp.MustCompile(`(?m)^ *- alert: (\w+)$`).FindAllSubmatch(rules, -1)
+	names := regexp.MustCompile(`(?m)^ *- alert: (\w+)$`).FindAllStringSubmatch(contentOf(t, "../observe/otel/alerts.yml"), -1)
 	require.NotEmpty(t, names)
 	for _, name := range names {
-		assert.True(t, bytes.Contains(page, []byte("\n| `"+string(name[1])+"` |")), "operations.md does not say what to do at the alert %s", name[1])
+		assert.Contains(t, contentOf(t, "operations.md"), "\n| `"+name[1]+"` |", "what to do at the alert")
 	}
 }
 
 // TestSymptoms: the first line of operations.md that a search finds is the one that begins with what was searched for.
 func TestSymptoms(t *testing.T) {
-	page, err := os.ReadFile("operations.md")
-	require.NoError(t, err)
-	var code []byte
+	page := contentOf(t, "operations.md")
+	var code strings.Builder
 	require.NoError(t, filepath.WalkDir("..", func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
 			return err
 		}
-		text, err := os.ReadFile(path)
-		code = append(code, text...)
-		return err
+		code.WriteString(contentOf(t, path))
+		return nil
 	}))
 	ours := []string{
 		"renewal failed", "renewals succeed again", "lock not acquired", "waiting for the store", "the store answers again",
@@ -228,7 +213,7 @@ func TestSymptoms(t *testing.T) {
 		"the master has the lease, and ", "hides whether it is for",
 	}
 	for _, text := range ours {
-		assert.True(t, bytes.Contains(code, []byte(text)), "nothing says %q", text)
+		assert.True(t, strings.Contains(code.String(), text), "nothing says %q", text)
 	}
 	theirs := []string{
 		"connection refused", "i/o timeout", "EOF", "connection reset by peer", "broken pipe", "connection pool timeout",
@@ -238,9 +223,9 @@ func TestSymptoms(t *testing.T) {
 		"context deadline exceeded", "context canceled",
 	}
 	for _, text := range append(ours, theirs...) {
-		line := regexp.MustCompile("(?m)^.*" + regexp.QuoteMeta(text) + ".*$").Find(page)
-		first, _, _ := strings.Cut(strings.TrimPrefix(string(line), "| "), " | ")
-		assert.True(t, bytes.HasPrefix(line, []byte("| `")) && strings.Contains(first, text), "a search for %q finds first: %s", text, line)
+		line := regexp.MustCompile("(?m)^.*" + regexp.QuoteMeta(text) + ".*$").FindString(page)
+		first, _, _ := strings.Cut(strings.TrimPrefix(line, "| "), " | ")
+		assert.True(t, strings.HasPrefix(line, "| `") && strings.Contains(first, text), "a search for %q finds first: %s", text, line)
 	}
 }
 
@@ -250,9 +235,7 @@ func TestCountOfFenceCounters(t *testing.T) {
 	if err != nil {
 		t.Skip("no redis-cli on PATH")
 	}
-	page, err := os.ReadFile("operations.md")
-	require.NoError(t, err)
-	command := regexp.MustCompile(`(?m)^redis-cli (--scan .*fence.*)$`).FindSubmatch(page)
+	command := regexp.MustCompile(`(?m)^redis-cli (--scan .*fence.*)$`).FindStringSubmatch(contentOf(t, "operations.md"))
 	require.NotNil(t, command, "the page has no command that counts fence counters")
 
 	server := redistest.Start(t)
@@ -266,7 +249,7 @@ func TestCountOfFenceCounters(t *testing.T) {
 	}
 	_, port, err := net.SplitHostPort(server.Addr())
 	require.NoError(t, err)
-	out, err := exec.Command("sh", "-c", cli+" -p "+port+" "+string(command[1])).CombinedOutput()
+	out, err := exec.Command("sh", "-c", cli+" -p "+port+" "+command[1]).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	require.Equal(t, "1", strings.TrimSpace(string(out)), "one for the prefix")
 }
@@ -315,9 +298,8 @@ func TestFilesOfCONTRIBUTING(t *testing.T) {
 
 // TestLinksOfTheCommand follows the links of the findings of dlock doctor.
 func TestLinksOfTheCommand(t *testing.T) {
-	source, err := os.ReadFile("../cmd/dlock/doctor.go")
-	require.NoError(t, err)
-	links := regexp.MustCompile(`"(\w+\.md)#([\w-]+)"`).FindAllStringSubmatch(string(source), -1)
+	source := contentOf(t, "../cmd/dlock/doctor.go")
+	links := regexp.MustCompile(`"(\w+\.md)#([\w-]+)"`).FindAllStringSubmatch(source, -1)
 	require.NotEmpty(t, links)
 	for _, m := range links {
 		assert.Contains(t, headings(t, m[1]), m[2], "link to %s", m[1])

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
@@ -143,10 +144,14 @@ func (s *shell) launch(c *exec.Cmd) (done <-chan struct{}) {
 // says waits until dlock has written a text to standard error.
 func (s *shell) says(c *exec.Cmd, want string) {
 	s.Helper()
-	require.Eventually(s, func() bool {
-		text, _ := os.ReadFile(c.Stderr.(*os.File).Name())
-		return strings.Contains(string(text), want)
-	}, 20*time.Second, 2*time.Millisecond, want)
+	require.Eventually(s, func() bool { return strings.Contains(s.said(c), want) }, 20*time.Second, 2*time.Millisecond, want)
+}
+
+// said is what dlock has written to standard error.
+func (s *shell) said(c *exec.Cmd) string {
+	text, err := os.ReadFile(c.Stderr.(*os.File).Name())
+	require.NoError(s, err)
+	return string(text)
 }
 
 // run runs dlock, and returns its exit code and what it has written.
@@ -314,18 +319,23 @@ func TestTLS(t *testing.T) {
 // has the lock. DLOCK_LONG=run=1000 does it for longer.
 func TestFaults(t *testing.T) {
 	t.Parallel()
-	stopGuard := func(_ *shell, _, guard int) { _ = unix.Kill(guard, unix.SIGSTOP) }
+	toHolder := func(sig syscall.Signal) func(*shell, int, int) {
+		return func(_ *shell, holder, _ int) { _ = unix.Kill(holder, sig) }
+	}
+	toGuard := func(sig syscall.Signal) func(*shell, int, int) {
+		return func(_ *shell, _, guard int) { _ = unix.Kill(guard, sig) }
+	}
 	faults := []struct {
 		name string
 		do   func(s *shell, holder, guard int)
 		late time.Duration // how much later than the begin of the next the end may be
 		args []string
 	}{
-		{"holder killed", func(_ *shell, holder, _ int) { _ = unix.Kill(holder, unix.SIGKILL) }, 0, nil},
-		{"holder stopped", func(_ *shell, holder, _ int) { _ = unix.Kill(holder, unix.SIGSTOP) }, 0, nil},
-		{"guard killed", func(_ *shell, _, guard int) { _ = unix.Kill(guard, unix.SIGKILL) }, 0, nil},
-		{"guard stopped", stopGuard, 0, nil},
-		{"guard stopped, and the lease ends", stopGuard, 0, []string{"--grace", "0", "--max-hold", "1500ms"}},
+		{"holder killed", toHolder(unix.SIGKILL), 0, nil},
+		{"holder stopped", toHolder(unix.SIGSTOP), 0, nil},
+		{"guard killed", toGuard(unix.SIGKILL), 0, nil},
+		{"guard stopped", toGuard(unix.SIGSTOP), 0, nil},
+		{"guard stopped, and the lease ends", toGuard(unix.SIGSTOP), 0, []string{"--grace", "0", "--max-hold", "1500ms"}},
 		{"server stopped", func(s *shell, _, _ int) {
 			s.server.Suspend()
 			time.Sleep(3500 * time.Millisecond)
@@ -334,12 +344,8 @@ func TestFaults(t *testing.T) {
 		// The next renewal tells the holder, a third of the TTL later at most.
 		{"lock deleted", func(s *shell, _, _ int) { s.server.Do("DEL", "k") }, 2500 * time.Millisecond, nil},
 	}
-	rounds := 1
-	if text := long.Of("run"); text != "" {
-		n, err := strconv.Atoi(text)
-		require.NoError(t, err)
-		rounds = n
-	}
+	rounds, err := strconv.Atoi(cmp.Or(long.Of("run"), "1"))
+	require.NoError(t, err)
 	var all sync.WaitGroup
 	for _, f := range faults {
 		all.Go(func() {
@@ -435,10 +441,8 @@ func TestProgramBecomesRoot(t *testing.T) {
 			require.NoError(t, unix.Kill(program, unix.SIGKILL))
 			<-done
 			assert.Equal(t, test.code, c.ProcessState.ExitCode())
-			said, err := os.ReadFile(c.Stderr.(*os.File).Name())
-			require.NoError(t, err)
-			assert.NotContains(t, string(said), "was killed")
-			assert.NotContains(t, string(said), "was ended")
+			assert.NotContains(t, s.said(c), "was killed")
+			assert.NotContains(t, s.said(c), "was ended")
 		})
 	}
 	out, _ := asNobody(newShell(t), "k", "su", "--version").CombinedOutput()
@@ -457,10 +461,8 @@ func TestDeletedWithoutGrace(t *testing.T) {
 	<-done
 	assert.Equal(t, exitLost, c.ProcessState.ExitCode())
 	assert.Less(t, time.Since(begun), ttl*2/3-margin, "the earliest deadline")
-	said, err := os.ReadFile(c.Stderr.(*os.File).Name())
-	require.NoError(t, err)
-	assert.Contains(t, string(said), "dlock: the lease of k is lost: ")
-	assert.NotContains(t, string(said), "not renewed", "which is not the reason")
+	assert.Contains(t, s.said(c), "dlock: the lease of k is lost: ")
+	assert.NotContains(t, s.said(c), "not renewed", "which is not the reason")
 }
 
 // The lock is free when the last process of the group has ended.
@@ -581,21 +583,6 @@ func TestPriority(t *testing.T) {
 	assert.Eventually(t, func() bool { return slices.Max(threads()) == -20 }, 5*time.Second, time.Millisecond, "%v", threads())
 }
 
-// A holder that was stopped for a while has not heard the guard, which is no fault of the guard.
-func TestHolderContinues(t *testing.T) {
-	t.Parallel()
-	s := newShell(t)
-	c, done := s.start("run", "k", "/proc/self/exe", "program/polite")
-	s.begun(c, 1)
-	_ = unix.Kill(c.Process.Pid, unix.SIGSTOP)
-	time.Sleep(silence + time.Second)
-	_ = unix.Kill(c.Process.Pid, unix.SIGCONT)
-	time.Sleep(4 * lookPause)
-	_ = unix.Kill(c.Process.Pid, unix.SIGTERM)
-	<-done
-	assert.Equal(t, 128+15, c.ProcessState.ExitCode())
-}
-
 // The program and dlock are ended even if nobody reads what dlock says.
 func TestStandardErrorIsHalted(t *testing.T) {
 	t.Parallel()
@@ -680,33 +667,41 @@ func TestSignals(t *testing.T) {
 	assert.NoFileExists(t, filepath.Join(s.dir, "never"))
 }
 
-// A job of --once gets each signal.
-func TestSignalsOfJob(t *testing.T) {
+// TERM ends the program and dlock.
+func TestTERM(t *testing.T) {
 	t.Parallel()
-	for range 4 {
-		s := newShell(t)
-		c, done := s.start("run", "--once", "24h", "job", "--", "/proc/self/exe", "program/polite")
-		s.begun(c, 1)
-		require.NoError(t, c.Process.Signal(unix.SIGTERM))
-		<-done
-		assert.Equal(t, 128+15, c.ProcessState.ExitCode())
-		assert.ErrorIs(t, unix.Kill(int(lives(t, s.dir)[0].pid), 0), unix.ESRCH)
-	}
-}
-
-// A stopped process of the group notices TERM.
-func TestSignalWhileStopped(t *testing.T) {
-	s := newShell(t)
-	c, done := s.start("run", "k", "/proc/self/exe", "program/polite")
-	s.begun(c, 1)
-	program := int(lives(t, s.dir)[0].pid)
-	require.NoError(t, unix.Kill(program, unix.SIGSTOP))
-	require.NoError(t, c.Process.Signal(unix.SIGTERM))
-	select {
-	case <-done:
-		assert.Equal(t, 128+15, c.ProcessState.ExitCode())
-	case <-time.After(10 * time.Second):
-		assert.Fail(t, "it is stopped")
+	for name, test := range map[string]struct {
+		rounds int
+		args   []string
+		before func(dlock, program int)
+	}{
+		"a job gets each signal":                    {4, []string{"--once", "24h"}, func(int, int) {}},
+		"a stopped process of the group notices it": {1, nil, func(_, program int) { _ = unix.Kill(program, unix.SIGSTOP) }},
+		"a holder that was stopped has not heard the guard, which is no fault of the guard": {1, nil, func(dlock, _ int) {
+			_ = unix.Kill(dlock, unix.SIGSTOP)
+			time.Sleep(silence + time.Second)
+			_ = unix.Kill(dlock, unix.SIGCONT)
+			time.Sleep(4 * lookPause)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for range test.rounds {
+				s := newShell(t)
+				c, done := s.start(slices.Concat([]string{"run"}, test.args, []string{"k", "/proc/self/exe", "program/polite"})...)
+				s.begun(c, 1)
+				program := int(lives(t, s.dir)[0].pid)
+				test.before(c.Process.Pid, program)
+				require.NoError(t, c.Process.Signal(unix.SIGTERM))
+				select {
+				case <-done:
+				case <-time.After(10 * time.Second):
+					require.Fail(t, "it is stopped")
+				}
+				assert.Equal(t, 128+15, c.ProcessState.ExitCode())
+				assert.ErrorIs(t, unix.Kill(program, 0), unix.ESRCH)
+			}
+		})
 	}
 }
 
@@ -759,11 +754,11 @@ func TestDue(t *testing.T) {
 	}
 }
 
-// Standard input is the program's, to the last byte. It needs both processors for a while.
+// Standard input is the program's, to the last byte.
 func TestInput(t *testing.T) {
 	s := newShell(t)
 	c := s.command("run", "k", "--", "sha256sum")
-	const size, block = 1 << 30, 1 << 20
+	const size, block = 1 << 28, 1 << 20
 	in, err := c.StdinPipe()
 	require.NoError(t, err)
 	var out bytes.Buffer

@@ -2,9 +2,9 @@
 //
 // Usage (in examples/observed of a clone of the repository: this module is not released):
 //
-//	go run . [-addr host:port] [-backend name] [-redis host:port] [-workers n] [-spans]
+//	go run . [-addr host:port] [-redis host:port] [-workers n] [-spans]
 //
-// The locks are in memory, or on a Redis server with -backend goredis, rueidis or redigo. It serves:
+// The locks are in memory, or on the Redis server that -redis names. It serves:
 //
 //	/metrics  for Prometheus: see dashboard.json for Grafana, and observe/otel/alerts.yml
 //	/spans    the last 200 spans, as JSON; with -spans all are printed, too
@@ -12,12 +12,11 @@
 // A few leases of import:all are lost all the time: they are short and not renewed, which is what the alert DlockOverrun is for.
 // dlock watch shows the locks on Redis as they are taken and released.
 //
-// To try an outage: start redis-server --port 6400 --save "" in the background, run this with -backend goredis -redis
-// localhost:6400, and kill the server (every attempt fails at once) or stop it with SIGSTOP (every attempt fails after its
-// time limit). Calls that wait when the server dies go on waiting: those of report:0 and report:1 have no WithMaxWait.
+// To try an outage: start redis-server --port 6400 --save "" in the background, run this with -redis localhost:6400, and kill
+// the server (every attempt fails at once) or stop it with SIGSTOP (every attempt fails after its time limit). Calls that wait when the server dies go on waiting: those of report:0 and report:1 have no WithMaxWait.
 //
-// For a service of your own, read service.go: a Client with metrics and traces. backends.go has the
-// Redis clients, one of them instrumented without secrets in its spans, and load.go the workers.
+// For a service of your own, read service.go: a Client with metrics and traces, and a Redis client that is instrumented without
+// secrets in its spans. load.go has the workers.
 package main
 
 import (
@@ -32,6 +31,10 @@ import (
 	"os/signal"
 	"syscall"
 	"time"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/memory"
 )
 
 func main() {
@@ -47,8 +50,7 @@ func main() {
 func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 	flags := flag.NewFlagSet("observed", flag.ContinueOnError)
 	addr := flags.String("addr", "localhost:8080", "`host:port` to serve on")
-	backend := flags.String("backend", "memory", "`where` the locks are: memory, goredis, rueidis or redigo")
-	server := flags.String("redis", "localhost:6379", "`host:port` of the Redis server")
+	server := flags.String("redis", "", "`host:port` of the Redis server; without it, the locks are in memory")
 	workers := flags.Int("workers", 12, "how many goroutines want locks")
 	print := flags.Bool("spans", false, "print all spans")
 	if err := flags.Parse(args); errors.Is(err, flag.ErrHelp) {
@@ -64,15 +66,15 @@ func run(ctx context.Context, args []string, stdout io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.tracers.Shutdown(context.WithoutCancel(ctx))) }()
-	dial, ok := backends[*backend]
-	if !ok {
-		return fmt.Errorf("-backend %s: not memory, goredis, rueidis or redigo", *backend)
+	var store dlock.Locker = memory.New()
+	if *server != "" {
+		rdb, err := s.redis(*server)
+		if err != nil {
+			return err
+		}
+		defer rdb.Close()
+		store = goredis.New(rdb)
 	}
-	store, closeStore, err := dial(s, *server)
-	if err != nil {
-		return err
-	}
-	defer closeStore()
 	client, err := s.client(store)
 	if err != nil {
 		return err

@@ -10,6 +10,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/redis/go-redis/extra/redisotel/v9"
+	"github.com/redis/go-redis/v9"
 	exporter "go.opentelemetry.io/otel/exporters/prometheus"
 	"go.opentelemetry.io/otel/exporters/stdout/stdouttrace"
 	"go.opentelemetry.io/otel/sdk/metric"
@@ -69,6 +71,12 @@ func (s *service) client(store dlock.Locker) (*dlock.Client, error) {
 	client := dlock.New(store, dlock.WithObserver(observer))
 	_, err = otel.RegisterStats(client, options...)
 	return client, err
+}
+
+// redis returns a client that is observed, too. What redisotel exports must not have the arguments of commands: they are secrets.
+func (s *service) redis(addr string) (*redis.Client, error) {
+	c := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
+	return c, redisotel.InstrumentTracing(c, redisotel.WithTracerProvider(s.tracers), redisotel.WithDBStatement(false))
 }
 
 const keptSpans = 200

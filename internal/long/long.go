@@ -18,7 +18,7 @@ var parts = map[string]string{
 	"stress":    "10m: all ways to use locks on one server, under faults",
 	"fences":    "60s: races in databases",
 	"outages":   "all, or a time such as 1h: outages of a store while leases are renewed",
-	"run":       "170: rounds of faults under dlock run, and the same with other locks",
+	"run":       "170: rounds of faults under dlock run",
 	"sequences": "10000: on the simulator and a server",
 }
 

@@ -1,12 +1,9 @@
 package otel_test
 
 import (
-	"context"
-	"errors"
 	"io"
 	"log/slog"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
@@ -18,8 +15,7 @@ import (
 	"github.com/dlock-go/dlock/observe/otel"
 )
 
-// BenchmarkObserver is the cost report of the README: a cycle of Acquire and Release in memory,
-// beside cycles without an Observer, in turn.
+// BenchmarkObserver is the cost report of the README: a cycle of Acquire and Release in memory.
 func BenchmarkObserver(b *testing.B) {
 	r := record()
 	traced := func(rate float64) *dlock.Observer {
@@ -40,35 +36,17 @@ func BenchmarkObserver(b *testing.B) {
 		{"otel-sampled-at-1", traced(1)},
 	} {
 		b.Run("observer="+with.name, func(b *testing.B) {
-			var opts []dlock.Option
+			c := dlock.New(memory.New())
 			if with.observer != nil {
-				opts = append(opts, dlock.WithObserver(with.observer))
+				c = c.With(dlock.WithObserver(with.observer))
 			}
-			none, c := dlock.New(memory.New()), dlock.New(memory.New(), opts...)
-			cycle := func(c *dlock.Client) {
-				lease, err := c.Acquire(context.Background(), "k")
-				if err != nil {
-					b.Fatal(err)
-				}
-				_ = lease.Release()
-			}
-			const turn = 100 // cycles of one kind, before those of the other
-			times := func(c *dlock.Client) time.Duration {
-				start := time.Now()
-				for range turn {
-					cycle(c)
-				}
-				return time.Since(start)
-			}
-			without, took := time.Hour, time.Hour // the best turns: the machine has other work
+			b.ReportAllocs()
 			for b.Loop() {
-				without, took = min(without, times(none)), min(took, times(c))
+				lease, err := c.Acquire(b.Context(), "k")
+				require.NoError(b, err)
+				require.NoError(b, lease.Release())
 			}
-			b.ReportMetric(0, "ns/op")
-			b.ReportMetric(float64(took.Nanoseconds())/turn, "ns/cycle")
-			b.ReportMetric(float64(took)/float64(without), "x-without")
-			b.ReportMetric(testing.AllocsPerRun(100, func() { cycle(c) }), "allocs/cycle")
-			require.NoError(b, errors.Join(none.Close(), c.Close()))
+			require.NoError(b, c.Close())
 		})
 	}
 }

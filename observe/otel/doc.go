@@ -1,24 +1,7 @@
 // Package otel shows what a [dlock.Client] does in OpenTelemetry metrics and traces.
 //
-//	import dlockotel "github.com/dlock-go/dlock/observe/otel" // OpenTelemetry has an otel, too
-//
-//	observer, err := dlockotel.New(
-//		dlockotel.WithTracerProvider(otel.GetTracerProvider()), // as without this option
-//		dlockotel.WithClass(func(key string) string {
-//			class, _, _ := strings.Cut(key, ":") // "order" for "order:4711"
-//			return class
-//		}),
-//	)
-//	if err != nil {
-//		log.Fatal(err)
-//	}
-//	client := dlock.New(memory.New(), dlock.WithObserver(observer))
-//	defer client.Close()
-//	registration, err := dlockotel.RegisterStats(client)
-//	if err != nil {
-//		log.Fatal(err)
-//	}
-//	defer registration.Unregister()
+// The example makes an Observer, and reports the Stats of a Client. It imports this package under another name, because
+// OpenTelemetry has an otel, too.
 //
 // The README lists every metric, span and alert.
 //
