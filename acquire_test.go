@@ -33,12 +33,6 @@ func TestAcquire(t *testing.T) {
 			require.NoError(t, l.Release())
 			requireFree(t, store, "k")
 		},
-		"locks are not reentrant": func(t *testing.T, _ *memory.Locker, s *spy) {
-			c := dlock.New(s)
-			l := acquire(t, c, "k")
-			defer l.Release()
-			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), dlock.ErrHeld)
-		},
 		"HeldError tells the owner": func(t *testing.T, store *memory.Locker, s *spy) {
 			l := acquire(t, dlock.New(s, dlock.WithOwner("web-7 \x00é")), "k")
 			defer l.Release()
@@ -57,16 +51,8 @@ func TestAcquire(t *testing.T) {
 			} {
 				require.ErrorIs(t, err, context.Canceled, name)
 			}
+			require.EqualError(t, errOf(c.TryAcquire(ctx, "k")), `dlock: acquire "k": context canceled`)
 			require.Empty(t, s.made())
-		},
-		"try acquire cut by context": func(t *testing.T, store *memory.Locker, s *spy) {
-			s.on("try", func(c *call) {
-				<-c.ctx.Done()
-				c.err = errStore // a client that has its own error for that
-			})
-			requireErr(t, errOf(dlock.New(s).TryAcquire(within(t, time.Second), "k")), context.DeadlineExceeded, errStore)
-			time.Sleep(time.Minute)
-			require.EqualError(t, errOf(dlock.New(s).TryAcquire(ended(t), "k")), `dlock: acquire "k": context canceled`)
 		},
 		"unwanted grant is owed if its release fails": func(t *testing.T, store *memory.Locker, s *spy) {
 			s.first("release", func(c *call) { c.err = errStore })
@@ -150,12 +136,6 @@ func TestAcquire(t *testing.T) {
 
 func TestWaits(t *testing.T) {
 	waiting.cases(t, map[string]test{
-		"error before the first answer is returned": func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
-			store.Fail(errStore)
-			_, err := dlock.New(l).Acquire(t.Context(), "k")
-			requireErr(t, err, errStore, not{dlock.ErrHeld})
-			require.Equal(t, `dlock: acquire "k": store unavailable: no answer: store: connection refused`, err.Error())
-		},
 		"tokens are used once": func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 			defer acquire(t, dlock.New(store), "k").Release()
 			s.onCall(func(c *call) {
@@ -192,27 +172,6 @@ func TestWaits(t *testing.T) {
 			lease = acquire(t, dlock.New(s, dlock.WithFence(true)), "k")
 			require.NotZero(t, lease.Fence())
 			require.NoError(t, lease.Release())
-		},
-		"errors after held are retried": func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
-			start := time.Now()
-			hold(t, store, 20*time.Second)
-			s.onCall(func(c *call) {
-				if c.op != "release" && len(s.made("try", "acquire")) > 1 && time.Since(start) < 10*time.Second {
-					c.err = errStore
-				}
-			})
-			require.NoError(t, acquire(t, dlock.New(l), "k").Release())
-			require.Greater(t, len(s.made("try", "acquire")), 5)
-		},
-		"wait cut by context": func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
-			defer acquire(t, dlock.New(store, dlock.WithOwner("web-7")), "k").Release()
-			cause := errors.New("shutting down")
-			ctx, cancel := context.WithCancelCause(t.Context())
-			time.AfterFunc(time.Second, func() { cancel(cause) })
-			start := time.Now()
-			_, err := dlock.New(l).Acquire(ctx, "k")
-			require.Equal(t, time.Second, time.Since(start))
-			requireErr(t, err, context.Canceled, cause, dlock.ErrHeld, "web-7")
 		},
 		"MaxWait": func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 			defer acquire(t, dlock.New(store), "k").Release()
@@ -667,26 +626,12 @@ func TestFinalErrorsEndTheWait(t *testing.T) {
 
 func TestEndsOfWaits(t *testing.T) {
 	inCases{
-		"wait cut by context while store fails": func(t *testing.T, store *memory.Locker, s *spy) {
-			defer acquire(t, dlock.New(store), "k").Release()
-			ctx := within(t, 10*time.Second)
-			time.AfterFunc(time.Second, func() { store.Fail(errStore) })
-			_, err := dlock.New(plain{s}).Acquire(ctx, "k")
-			requireErr(t, err, context.DeadlineExceeded, errStore)
-			require.ErrorIs(t, err, dlock.ErrHeld, "the lease of the last answer may last for 30 s")
-		},
 		"wait cut during an attempt": func(t *testing.T, store *memory.Locker, s *spy) {
 			defer acquire(t, dlock.New(store, dlock.WithRenewal(false), dlock.WithTTL(time.Hour)), "k").Release()
 			s.onCall(func(c *call) { c.hangIf(len(s.made("try")) > 1) })
 			c := dlock.New(plain{s}, dlock.WithMaxWait(time.Second))
 			requireErr(t, errOf(c.Acquire(t.Context(), "k")), dlock.ErrHeld, noContext)
 			c.Close()
-		},
-		"MaxWait without an answer": func(t *testing.T, store *memory.Locker, s *spy) {
-			store.Delay(time.Hour)
-			c := dlock.New(s, dlock.WithMaxWait(2*time.Second))
-			requireErr(t, errOf(c.Acquire(t.Context(), "k")), noContext, not{dlock.ErrHeld})
-			require.Error(t, c.Close(), "the release is owed, and goes unanswered too")
 		},
 		"answer after MaxWait is not waited on": func(t *testing.T, store *memory.Locker, s *spy) {
 			defer acquire(t, dlock.New(store), "k").Release()

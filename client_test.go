@@ -809,15 +809,6 @@ func TestShutdown(t *testing.T) {
 			time.Sleep(time.Second + 2*time.Millisecond)
 			requireFree(t, store, "k")
 		},
-		"release long after shutdown": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s, dlock.WithTTL(3*time.Second))
-			l := acquire(t, c, "k")
-			require.Error(t, c.Shutdown(ended(t)))
-			time.Sleep(time.Minute)
-			other := acquire(t, dlock.New(store), "k") // works at the same time
-			require.ErrorIs(t, l.Release(), dlock.ErrLost)
-			require.NoError(t, other.Release())
-		},
 		"if Shutdown ended the work, the error of Do says so": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s)
 			done := make(chan error)
@@ -832,14 +823,15 @@ func TestShutdown(t *testing.T) {
 			err := <-done
 			requireErr(t, err, dlock.ErrClosed, noContext)
 		},
-		"do long after shutdown": func(t *testing.T, store *memory.Locker, s *spy) {
+		"a lease is released long after Shutdown has given up on it": func(t *testing.T, store *memory.Locker, s *spy) {
 			c := dlock.New(s, dlock.WithTTL(3*time.Second))
-			err := c.Do(t.Context(), "k", func(_ context.Context, l *dlock.Lease) error {
+			require.ErrorIs(t, c.Do(t.Context(), "k", func(_ context.Context, l *dlock.Lease) error {
 				require.Error(t, c.Shutdown(ended(t)))
 				time.Sleep(time.Minute)
-				return nil
-			})
-			require.ErrorIs(t, err, dlock.ErrLost)
+				other := acquire(t, dlock.New(store), "k") // works at the same time
+				require.ErrorIs(t, l.Release(), dlock.ErrLost)
+				return other.Release()
+			}), dlock.ErrLost)
 		},
 	}.run(t)
 }

@@ -18,7 +18,9 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/bubble"
+	"github.com/dlock-go/dlock/internal/sim"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -514,6 +516,20 @@ func together(n int, f func(i int)) {
 		all.Go(func() { f(i) })
 	}
 	all.Wait()
+}
+
+// dial returns a Client of a simulated server, and what kills it. fate is that of its trips.
+func dial(t *testing.T, s *sim.Server, fate func(sim.Trip) sim.Fate, queue bool, opts ...dlock.Option) (c *dlock.Client, kill func()) {
+	conn := sim.Dial(s, fate)
+	l := rediscore.New(conn, rediscore.WithQueue(queue))
+	c = dlock.New(l, opts...)
+	kill = sync.OnceFunc(func() {
+		conn.Close()
+		_ = c.Close()
+		_ = l.Close()
+	})
+	t.Cleanup(kill)
+	return c, kill
 }
 
 // within returns a context that ends after d.

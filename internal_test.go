@@ -202,6 +202,24 @@ func TestReleaseBeginsAsCloseEnds(t *testing.T) {
 	})
 }
 
+// Of more releases than a Client keeps, the oldest is dropped.
+func TestTooManyOwed(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		var ends []OwedDoneInfo
+		observers := []Observer{{OwedDone: func(_ context.Context, i OwedDoneInfo) { ends = append(ends, i) }}}
+		c := New(fake{release: func() (bool, error) { return false, os.ErrClosed }})
+		for range 100_001 {
+			c.keeper.owe(&owedRelease{Call: owed.Call{TTL: time.Hour}, key: "x", token: "t", values: t.Context(), inFlight: 1, observers: observers})
+			observers = nil
+		}
+		synctest.Wait()
+		require.Equal(t, Stats{ReleasesOwed: 100_000, ReleasesDropped: 1}, c.Stats())
+		require.Len(t, ends, 1)
+		require.Equal(t, errTooManyOwed, ends[0].Err)
+		require.Error(t, c.Close())
+	})
+}
+
 // Close counts a call that ends while it drops what is owed: the call is owed no more.
 func TestCallEndsAsCloseEnds(t *testing.T) {
 	k := newKeeper(fake{})

@@ -18,7 +18,6 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
-	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/israce"
 	"github.com/dlock-go/dlock/internal/sim"
@@ -896,7 +895,7 @@ func onRedis(t *testing.T, fate sim.Fate, f func(t *testing.T, server *sim.Serve
 		server, random := sim.NewServer(), rand.New(rand.NewPCG(1, 0))
 		var mu sync.Mutex
 		f(t, server, func(opts ...dlock.Option) (*dlock.Client, func()) {
-			conn := sim.Dial(server, func(sim.Trip) sim.Fate {
+			return dial(t, server, func(sim.Trip) sim.Fate {
 				mu.Lock()
 				defer mu.Unlock()
 				f := sim.Fate{}
@@ -905,16 +904,7 @@ func onRedis(t *testing.T, fate sim.Fate, f func(t *testing.T, server *sim.Serve
 				}
 				f.Request.Delay, f.Reply.Delay = rtt/2, rtt/2
 				return f
-			})
-			l := rediscore.New(conn)
-			c := dlock.New(l, opts...)
-			kill := sync.OnceFunc(func() {
-				conn.Close()
-				_ = c.Close()
-				_ = l.Close()
-			})
-			t.Cleanup(kill)
-			return c, kill
+			}, true, opts...)
 		})
 	})
 }
