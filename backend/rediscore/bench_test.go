@@ -219,15 +219,16 @@ func (b *bench) do(args ...any) any {
 	for i, arg := range args {
 		texts[i] = fmt.Sprint(arg)
 	}
-	reply, err := b.server.Do(texts...)
-	require.NoError(b, err, "%q", texts)
+	reply := must(b.server.Do(texts...))(b)
 	return reply
 }
 
-// is is the answer to a call that does not fail.
-func (b *bench) is(held bool, err error) bool {
-	require.NoError(b, err)
-	return held
+// must returns what a call has returned, which must not fail: must(call())(t).
+func must[T any](result T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		require.NoError(t, err)
+		return result
+	}
 }
 
 func (b *bench) number(args ...any) int64 {
@@ -271,8 +272,7 @@ func (b *bench) eval(s *rediscore.Script, args ...string) (any, error) {
 }
 
 func (b *bench) call(s *rediscore.Script, args ...string) any {
-	reply, err := b.eval(s, args...)
-	require.NoError(b, err, "%q", args)
+	reply := must(b.eval(s, args...))(b)
 	return reply
 }
 
@@ -310,9 +310,7 @@ func (b *bench) answer(reply any) (state int) {
 func (b *bench) expire() { b.do("DEL", b.keys.lock) }
 
 // queue returns the tokens in the queue, in order.
-func (b *bench) queue() []string {
-	return b.texts("ZRANGE", b.keys.queue, 0, -1)
-}
+func (b *bench) queue() []string { return b.texts("ZRANGE", b.keys.queue, 0, -1) }
 
 // store returns all that is stored.
 func (b *bench) store() store {
@@ -321,9 +319,7 @@ func (b *bench) store() store {
 }
 
 // holder returns the token that holds the lock, or "".
-func (b *bench) holder() string {
-	return b.text("GET", b.keys.lock)
-}
+func (b *bench) holder() string { return b.text("GET", b.keys.lock) }
 
 // now is the time of the server, unless its clock was set.
 func (b *bench) now() int64 { return time.Now().UnixMicro() }
@@ -400,8 +396,7 @@ func (all scenes) play(t *testing.T) {
 	}
 }
 
-// requireClean fails unless the lock is free and has no waiters, also after all Lockers have finished
-// what they have begun.
+// requireClean fails unless the lock is free and has no waiters, also after all Lockers have finished what they have begun.
 func (s *scene) requireClean() {
 	for _, a := range s.actors {
 		require.NoError(s, a.Close())
@@ -534,9 +529,7 @@ func (a *actor) inbox() sim.Trip {
 }
 
 // opened returns how many subscriptions to the last inbox there are.
-func (a *actor) opened() int64 {
-	return a.subscribers(a.inbox())
-}
+func (a *actor) opened() int64 { return a.subscribers(a.inbox()) }
 
 // subscribers returns how many subscriptions to the channel of a trip there are.
 func (s *scene) subscribers(t sim.Trip) int64 {
@@ -586,9 +579,7 @@ func (a *actor) holdMessage(token string) *sim.Held {
 }
 
 // release releases a token, and reports whether it held the lock.
-func (a *actor) release(token string) bool {
-	return a.is(a.Release(a.Context(), "k", token))
-}
+func (a *actor) release(token string) bool { return must(a.Release(a.Context(), "k", token))(a) }
 
 // beginRelease is release in the background.
 func (a *actor) beginRelease(token string) <-chan dlock.RenewResult {
@@ -626,9 +617,7 @@ func (a *actor) acquireFor(key, token string, ttl time.Duration) *waiting {
 }
 
 func (a *actor) acquireVote(token string, place int64) *waiting {
-	return a.wait(token, func(ctx context.Context) (quorum.Ballot, error) {
-		return a.AcquireVote(ctx, "k", token, ttl, 0, place)
-	})
+	return a.wait(token, func(ctx context.Context) (quorum.Ballot, error) { return a.AcquireVote(ctx, "k", token, ttl, 0, place) })
 }
 
 func (a *actor) wait(token string, acquire func(context.Context) (quorum.Ballot, error)) *waiting {
@@ -694,6 +683,4 @@ func (w *waiting) cancelled() {
 }
 
 // released releases the lock that was granted.
-func (w *waiting) released() {
-	require.True(w, w.release(w.token), "%q held the lock", w.token)
-}
+func (w *waiting) released() { require.True(w, w.release(w.token), "%q held the lock", w.token) }

@@ -67,8 +67,7 @@ const (
 	MaxExact      = maxExact
 )
 
-// KeysOf returns the keys of a lock: the lock, the fence counter, the queue, the
-// waiters and the marker of votes.
+// KeysOf returns the keys of a lock: the lock, the fence counter, the queue, the waiters and the marker of votes.
 func KeysOf(prefix, key string, cluster bool) [5]string {
 	return newLockKeys(prefix, key, cluster).texts
 }
@@ -97,8 +96,7 @@ func (l *Locker) SetCall(names []string, args ...string) Call {
 	return Call{Script: setScript, Args: args, keys: l.keysOfSet(names)}
 }
 
-// ChangeInbox makes a waiter believe that its inbox was opened again, maybe on another server. So it
-// checks in now.
+// ChangeInbox makes a waiter believe that its inbox was opened again, maybe on another server. So it checks in now.
 func ChangeInbox(l *Locker, token string) {
 	l.post.mu.Lock()
 	defer l.post.mu.Unlock()

@@ -63,27 +63,21 @@ func TestNames(t *testing.T) {
 			all := []string{n.lock, fence, queue, waiters}
 			prefix, key, ok := rediscore.ParseQueue(queue)
 			require.Equal(b, []any{n.prefix, n.key, true}, []any{prefix, key, ok}, queue)
-			attempt, err := a.TryAcquire(b.Context(), n.key, "token", time.Minute)
-			require.NoError(b, err)
-			require.True(b, attempt.Acquired)
+			require.True(b, must(a.TryAcquire(b.Context(), n.key, "token", time.Minute))(b).Acquired)
 			requireKeys("an attempt", all, n.lock, fence)
 			for _, s := range []*rediscore.Script{rediscore.EnqueueScript, rediscore.CheckInScript} {
-				_, err = a.EvalScript(b.Context(), s, n.key, "waiter", "60000", "", "")
-				require.NoError(b, err)
+				must(a.EvalScript(b.Context(), s, n.key, "waiter", "60000", "", ""))(b)
 				requireKeys("a waiter's call", all, all...)
 			}
-			require.True(b, b.is(a.Renew(b.Context(), n.key, "token", time.Minute)))
+			require.True(b, must(a.Renew(b.Context(), n.key, "token", time.Minute))(b))
 			requireKeys("a renewal", all[:1], all...)
-			hold, err := a.Inspect(b.Context(), n.key)
-			require.NoError(b, err)
-			require.Equal(b, dlock.Hold{Held: true, Token: "token", Remaining: time.Minute, Waiting: 1}, hold)
+			require.Equal(b, dlock.Hold{Held: true, Token: "token", Remaining: time.Minute, Waiting: 1}, must(a.Inspect(b.Context(), n.key))(b))
 			requireKeys("an inspection", all, all...)
-			require.False(b, b.is(a.Release(b.Context(), n.key, "waiter")))
+			require.False(b, must(a.Release(b.Context(), n.key, "waiter"))(b))
 			requireKeys("a release", all, n.lock, fence, waiters)
-			_, err = a.Vote(b.Context(), n.key, "another", time.Minute, 0)
-			require.NoError(b, err)
+			must(a.Vote(b.Context(), n.key, "another", time.Minute, 0))(b)
 			requireKeys("a vote", append(all, n.prefix+"dlock1:birth"), n.lock, fence, waiters, n.prefix+"dlock1:birth")
-			require.True(b, b.is(a.Release(b.Context(), n.key, "token")))
+			require.True(b, must(a.Release(b.Context(), n.key, "token"))(b))
 			requireKeys("a release", all, fence, n.prefix+"dlock1:birth")
 			require.Equal(b, n.beside+"inbox:NAME", rediscore.Companion(n.prefix, rediscore.Slot(n.lock), "dlock1:inbox:NAME"))
 			inCluster := rediscore.KeysOf(n.prefix, n.key, true)
@@ -98,21 +92,17 @@ func TestTimeOfAGrant(t *testing.T) {
 		b.hold("H")
 		b.wait("holder", "")
 		b.release("H")
-		attempt, err := b.locker.TryAcquire(b.Context(), "k", "other", ttl)
-		require.NoError(b, err)
+		attempt := must(b.locker.TryAcquire(b.Context(), "k", "other", ttl))(b)
 		require.Equal(b, dlock.Attempt{}, attempt, "of a lock that is kept for a waiter")
 		require.Equal(b, rediscore.AnswerGranted, b.answer(b.checkIn("holder", "")))
 		granted := time.UnixMicro(b.now())
 		time.Sleep(time.Second)
-		attempt, err = b.locker.TryAcquire(b.Context(), "k", "other", ttl)
-		require.NoError(b, err)
+		attempt = must(b.locker.TryAcquire(b.Context(), "k", "other", ttl))(b)
 		require.Equal(b, dlock.Attempt{Holder: "holder", HeldSince: granted, Remaining: ttl - time.Second}, attempt)
-		ballot, err := b.locker.Vote(b.Context(), "k", "other", ttl, 0)
-		require.NoError(b, err)
+		ballot := must(b.locker.Vote(b.Context(), "k", "other", ttl, 0))(b)
 		require.Equal(b, granted, ballot.HeldSince)
 		for _, known := range []bool{true, false} {
-			hold, err := b.locker.Inspect(b.Context(), "k")
-			require.NoError(b, err)
+			hold := must(b.locker.Inspect(b.Context(), "k"))(b)
 			require.Equal(b, "holder", hold.Token)
 			require.Equal(b, known, hold.Since.Equal(granted), "%v", hold.Since)
 			require.Equal(b, known, !hold.Since.IsZero())
@@ -155,9 +145,8 @@ func TestSentTTL(t *testing.T) {
 	}
 }
 
-// While a fleet is updated, programs with different versions of the scripts share locks. If you
-// change a script, make sure that both versions work together, and then go generate its sum. A server
-// that gets the sum of an older version runs that.
+// While a fleet is updated, programs with different versions of the scripts share locks. If you change a script, make sure
+// that both versions work together, and then go generate its sum. A server that gets the sum of an older version runs that.
 func TestScripts(t *testing.T) {
 	const file = "lua/sums.txt"
 	var sums strings.Builder
@@ -237,11 +226,7 @@ func TestNonsense(t *testing.T) {
 // right to count, it still reports the holder.
 func TestInspectTellsHowManyWait(t *testing.T) {
 	atBench(t, "", "k", func(b *bench) {
-		requireHold := func(want dlock.Hold) {
-			hold, err := b.locker.Inspect(b.Context(), "k")
-			require.NoError(b, err)
-			require.Equal(b, want, hold)
-		}
+		requireHold := func(want dlock.Hold) { require.Equal(b, want, must(b.locker.Inspect(b.Context(), "k"))(b)) }
 		requireHold(dlock.Hold{})
 		b.hold("H")
 		time.Sleep(5 * time.Second)
@@ -265,8 +250,7 @@ func (b *bench) theirs(command, value string, ttl time.Duration) bool {
 		"extend":  `return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2]) or 0`,
 		"release": `return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0`,
 	}[command]
-	reply, err := b.server.Eval(source, source, []string{b.keys.lock}, []string{value, fmt.Sprint(ttl.Milliseconds())})
-	require.NoError(b, err)
+	reply := must(b.server.Eval(source, source, []string{b.keys.lock}, []string{value, fmt.Sprint(ttl.Milliseconds())}))(b)
 	return reply == int64(1)
 }
 
@@ -280,8 +264,8 @@ func TestClientWaitsForPlainLock(t *testing.T) {
 		require.ErrorAs(b, err, &held)
 		require.Equal(b, ttl, held.Remaining)
 		require.NotContains(b, err.Error(), "s3cret")
-		require.False(b, b.is(b.locker.Release(b.Context(), "k", "s3cre")))
-		require.False(b, b.is(b.locker.Renew(b.Context(), "k", "s3cre", time.Hour)))
+		require.False(b, must(b.locker.Release(b.Context(), "k", "s3cre"))(b))
+		require.False(b, must(b.locker.Renew(b.Context(), "k", "s3cre", time.Hour))(b))
 		require.Equal(b, []string{"k"}, b.server.Keys(), "something was left behind")
 		start := time.Now()
 		lease, err := ours.Acquire(b.Context(), "k")

@@ -126,7 +126,7 @@ func TestHandoverWithoutMemory(t *testing.T) {
 		require.EqualValues(b, 1, b.release("H"))
 		require.Equal(b, "A", b.holder())
 		require.Len(b, ear.heard(), 1)
-		require.True(b, b.is(b.locker.Pass(b.Context(), b.key, "A", "B", 0)))
+		require.True(b, must(b.locker.Pass(b.Context(), b.key, "A", "B", 0))(b))
 		require.Equal(b, "B", b.holder())
 		require.Len(b, ear.heard(), 1)
 	})
@@ -170,9 +170,7 @@ func (b *bench) crowd(n int64, name, inbox string) {
 }
 
 // waiting returns the number of waiters.
-func (b *bench) waiting() int64 {
-	return b.number("ZCARD", b.keys.queue)
-}
+func (b *bench) waiting() int64 { return b.number("ZCARD", b.keys.queue) }
 
 // attend lets time pass, in which waiters check in every three seconds.
 func (b *bench) attend(d time.Duration, inbox string, tokens ...string) {
@@ -199,8 +197,7 @@ func TestBoundedWork(t *testing.T) {
 				if free {
 					b.expire()
 				}
-				reply, err := b.conn.Eval(b.Context(), b.locker.ScriptCall(rediscore.Scripts[name], "k", args...))
-				require.NoError(b, err)
+				reply := must(b.conn.Eval(b.Context(), b.locker.ScriptCall(rediscore.Scripts[name], "k", args...)))(b)
 				require.Equal(b, free || slices.Contains([]string{"release", "releases", "pass"}, name), reply == rediscore.Unswept, name)
 			})
 		}
@@ -243,19 +240,18 @@ func TestCommandsOfAHandover(t *testing.T) {
 	}
 }
 
-// A Locker repeats a call that has more dead waiters before it than one call removes. So the first
-// waiter that is alive is served in one Release, and nobody is refused a lock that only the dead
-// wait for.
+// A Locker repeats a call that has more dead waiters before it than one call removes. So the first waiter that is alive is
+// served in one Release, and nobody is refused a lock that only the dead wait for.
 func TestThousandsOfDeadWaiters(t *testing.T) {
 	atBench(t, "", "k", func(b *bench) {
 		ear := b.listen("inbox")
 		b.hold("H")
 		b.crowd(10_100, "dead", "pnobody")
 		b.wait("A", ear.inbox)
-		require.True(b, b.is(b.locker.Release(b.Context(), "k", "H")))
+		require.True(b, must(b.locker.Release(b.Context(), "k", "H"))(b))
 		require.Len(b, ear.heard(), 1)
 		b.crowd(5_100, "dead", "pnobody")
-		require.True(b, b.is(b.locker.Release(b.Context(), "k", "A")))
+		require.True(b, must(b.locker.Release(b.Context(), "k", "A"))(b))
 		require.Equal(b, []string{b.keys.counter}, b.server.Keys(), "what is left")
 		for name, acquire := range map[string]func(token string) (dlock.Attempt, error){
 			"TryAcquire": func(token string) (dlock.Attempt, error) {
@@ -266,13 +262,12 @@ func TestThousandsOfDeadWaiters(t *testing.T) {
 			},
 		} {
 			b.crowd(5_100, "dead", "pnobody")
-			a, err := acquire(name)
-			require.NoError(b, err, name)
+			a := must(acquire(name))(b)
 			require.True(b, a.Acquired, name)
 			require.Equal(b, name, b.holder())
 			require.EqualValues(b, 1, b.release(name))
 		}
-		require.False(b, b.is(b.locker.Release(b.Context(), "k", "A")))
+		require.False(b, must(b.locker.Release(b.Context(), "k", "A"))(b))
 	})
 }
 
@@ -424,8 +419,7 @@ func luaText(text string) string {
 func (l *luaProcess) integers(v any) any {
 	switch v := v.(type) {
 	case json.Number:
-		n, err := v.Int64()
-		require.NoError(l, err)
+		n := must(v.Int64())(l)
 		return n
 	case []any:
 		for i := range v {

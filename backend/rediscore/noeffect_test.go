@@ -174,9 +174,7 @@ func TestNothingSent(t *testing.T) {
 		require.Equal(t, noEffect, verdictOf(err))
 	}
 	require.Zero(t, server.Cost().Commands)
-	attempt, err := locker().TryAcquire(t.Context(), "k", "t", ttl)
-	require.NoError(t, err)
-	require.True(t, attempt.Acquired)
+	require.True(t, must(locker().TryAcquire(t.Context(), "k", "t", ttl))(t).Acquired)
 }
 
 // methodsOf returns calls of all methods that may call the server. A call reports whether the token holds the key, or held it.
@@ -295,25 +293,15 @@ func TestEndOfAWaitByClose(t *testing.T) {
 
 // No lock can have the name of a companion, wherever its name is split into prefix and key.
 func TestNamesBesideLocks(t *testing.T) {
-	for _, c := range []struct {
-		prefix, key string
-		ok          bool
-	}{
-		{"p:", "k", true},
-		{"p:d", "k", true},
-		{"p:d", "lock2", true},
-		{"p:", "lock1:fence", true},
-		{"prod", "dlock1", true},
-		{"dlock1:", "k", false},
-		{"p:dlock1:", "k", false},
-		{"", "p:{046}dlock1:fence", false},
-		{"p:{046}d", "lock1:fence", false},
-		{"p:{046}dlock1", ":fence", false},
+	for name, ok := range map[[2]string]bool{
+		{"p:", "k"}: true, {"p:d", "k"}: true, {"p:d", "lock2"}: true, {"p:", "lock1:fence"}: true, {"prod", "dlock1"}: true,
+		{"dlock1:", "k"}: false, {"p:dlock1:", "k"}: false,
+		{"", "p:{046}dlock1:fence"}: false, {"p:{046}d", "lock1:fence"}: false, {"p:{046}dlock1", ":fence"}: false,
 	} {
-		l := rediscore.New(sim.Dial(sim.NewServer(), nil), rediscore.WithPrefix(c.prefix))
-		_, err := l.TryAcquire(t.Context(), c.key, "t", time.Second)
-		require.Equal(t, c.ok, err == nil, "%q: %v", c, err)
-		if !c.ok {
+		l := rediscore.New(sim.Dial(sim.NewServer(), nil), rediscore.WithPrefix(name[0]))
+		_, err := l.TryAcquire(t.Context(), name[1], "t", time.Second)
+		require.Equal(t, ok, err == nil, "%q: %v", name, err)
+		if !ok {
 			require.ErrorIs(t, err, dlock.ErrInvalid)
 			require.NotContains(t, err.Error(), "fence", "the caller shows the key, or must not")
 		}

@@ -78,8 +78,7 @@ var purposes = []purpose{
 // clusterOnly are the commands that queue.lua chooses for shard channels.
 var clusterOnly = []string{"pubsub|shardnumsub", "spublish"}
 
-// notCommands are the words of the scripts that look like commands. PUBSUB is called with NUMSUB or
-// with SHARDNUMSUB.
+// notCommands are the words of the scripts that look like commands. PUBSUB is called with NUMSUB or with SHARDNUMSUB.
 var notCommands = map[string]string{
 	"NUMSUB": "pubsub|numsub", "PUBSUB": "", "SHARDNUMSUB": "pubsub|shardnumsub", "WITHSCORES": "",
 }
@@ -125,8 +124,7 @@ func setUser(u purpose, rights []string) []string {
 	return command
 }
 
-// TestRightsPage compares the sections of the page that have the commands; with -update it writes
-// them.
+// TestRightsPage compares the sections of the page that have the commands; with -update it writes them.
 func TestRightsPage(t *testing.T) {
 	var want strings.Builder
 	for i, r := range rights() {
@@ -180,9 +178,7 @@ func TestDryRun(t *testing.T) {
 		}
 		mayListen := mayUse["subscribe"]
 		for name, c := range commands {
-			verdict := func(key, channel string) string {
-				return dryRun(c.call(key, channel)...)
-			}
+			verdict := func(key, channel string) string { return dryRun(c.call(key, channel)...) }
 			container, _, _ := strings.Cut(name, "|")
 			if !mayUse[name] && !mayUse[container] && !c.forAll {
 				require.Contains(t, verdict("app:k", "app:c"), "no permissions to run", "%s: %s", purposes[i].title, name)

@@ -89,8 +89,7 @@ func TestLoneCallGoesAtOnce(t *testing.T) {
 		for i := range 6 {
 			start, key := time.Now(), fmt.Sprint("free", i)
 			acquire := []func(context.Context, string, string, time.Duration) (dlock.Attempt, error){a.Acquire, a.TryAcquire}[i%2]
-			_, err := acquire(s.Context(), key, "A", ttl)
-			require.NoError(s, err)
+			must(acquire(s.Context(), key, "A", ttl))(s)
 			require.Equal(s, time.Millisecond, time.Since(start))
 		}
 		require.Equal(s, []int{1, 1, 1, 1, 1, 1}, a.sizes())
@@ -100,8 +99,7 @@ func TestLoneCallGoesAtOnce(t *testing.T) {
 	l := rediscore.New(c)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 	defer cancel()
-	_, err := l.TryAcquire(ctx, "k", "A", ttl)
-	require.NoError(t, err)
+	must(l.TryAcquire(ctx, "k", "A", ttl))(t)
 	require.Equal(t, ctx, c.ctx)
 	call := l.ScriptCall(rediscore.RenewScript, "k", "A", "1000")
 	bare := testing.AllocsPerRun(100, func() { _, _ = c.Eval(ctx, call) })
@@ -124,8 +122,7 @@ func (c *plainConn) Eval(ctx context.Context, _ rediscore.Call) (any, error) {
 // A Conn may keep the calls with a WAIT when it has returned.
 func TestCallsAreKept(t *testing.T) {
 	c := new(keepingConn)
-	_, err := rediscore.New(c, rediscore.WithReplicas(1, time.Second)).TryAcquire(t.Context(), "k", "A", ttl)
-	require.NoError(t, err)
+	must(rediscore.New(c, rediscore.WithReplicas(1, time.Second)).TryAcquire(t.Context(), "k", "A", ttl))(t)
 	require.Equal(t, rediscore.AcquireScript, c.kept[0].Script)
 }
 
@@ -175,8 +172,7 @@ func (s *scene) enterOnStale() (*actor, *leavingConn) {
 func TestReplicaIsLeft(t *testing.T) {
 	inScene(t, func(s *scene, other *actor) {
 		a, c := s.enterOnStale()
-		_, err := other.TryAcquire(s.Context(), "k", "H", ttl)
-		require.NoError(s, err)
+		must(other.TryAcquire(s.Context(), "k", "H", ttl))(s)
 		w := a.acquire("A")
 		time.Sleep(2 * time.Second)
 		c.stale.Store(true)
@@ -242,23 +238,20 @@ func TestReplicasOfFlights(t *testing.T) {
 		s.server.NewReplica().SetLink(sim.Link{Delay: time.Second / 2})
 		a := s.enter(rediscore.WithReplicas(1, time.Minute))
 		methods := methodsOf(s.Context(), a.Locker, "lease", "lease", 5*time.Second)
-		require.True(s, s.is(methods["TryAcquire"]()))
+		require.True(s, must(methods["TryAcquire"]())(s))
 		require.NoError(s, <-a.try(s.Context(), "released"))
 		var all sync.WaitGroup
 		n, begun := len(a.asked(0)), time.Now()
 		for i := range 3000 {
-			all.Go(func() {
-				_, err := a.TryAcquire(s.Context(), fmt.Sprint(i), "A", ttl)
-				require.NoError(s, err)
-			})
+			all.Go(func() { must(a.TryAcquire(s.Context(), fmt.Sprint(i), "A", ttl))(s) })
 		}
 		time.Sleep(time.Millisecond)
 		released := time.Now()
-		require.True(s, s.is(a.Release(s.Context(), "released", "released")))
+		require.True(s, must(a.Release(s.Context(), "released", "released"))(s))
 		require.Zero(s, time.Since(released))
 		for range 5 {
 			renewed := time.Now()
-			require.True(s, s.is(methods["Renew"]()))
+			require.True(s, must(methods["Renew"]())(s))
 			require.LessOrEqual(s, time.Since(renewed), time.Second)
 			time.Sleep(time.Second)
 		}

@@ -30,8 +30,7 @@ func requireSameSlot(t testing.TB, server redis.Conn, prefix, key string) {
 	for _, name := range all {
 		require.NoError(t, server.Send("CLUSTER", "KEYSLOT", name))
 	}
-	slots, err := redis.Ints(server.Do(""))
-	require.NoError(t, err)
+	slots := must(redis.Ints(server.Do("")))(t)
 	for i := range all {
 		require.Equal(t, slots[i], slot, "slot of %q, for lock %q", all[i], prefix+key)
 		require.Equal(t, slots[i], rediscore.Slot(all[i]), "Slot(%q), for lock %q", all[i], prefix+key)
@@ -40,9 +39,8 @@ func requireSameSlot(t testing.TB, server redis.Conn, prefix, key string) {
 	require.Len(t, slices.Compact(all), 6, "names for %q", prefix+key)
 }
 
-// FuzzSlot compares the slots of locks and their companions with those of a real server. Run it
-// with -fuzzminimizetime=10x: coverage varies with the network, so without a limit most of the time
-// goes into minimizing inputs.
+// FuzzSlot compares the slots of locks and their companions with those of a real server. Run it with -fuzzminimizetime=10x:
+// coverage varies with the network, so without a limit most of the time goes into minimizing inputs.
 func FuzzSlot(f *testing.F) {
 	for _, n := range names {
 		f.Add(n.prefix, n.key)
@@ -61,14 +59,9 @@ func FuzzSlot(f *testing.F) {
 func TestSlotIsMoved(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		cluster := sim.NewCluster(2, 0)
-		conn := sim.Dial(cluster.Nodes[0], nil)
-		l := lockerOn(t, conn)
-		requireRefused := func(err error) {
-			require.ErrorContains(t, err, "TRYAGAIN")
-			require.True(t, dlock.NoEffect(err))
-		}
-		first, err := l.TryAcquire(t.Context(), "k", "A", time.Minute)
-		require.NoError(t, err)
+		l := lockerOn(t, sim.Dial(cluster.Nodes[0], nil))
+		try := func(token string) (dlock.Attempt, error) { return l.TryAcquire(t.Context(), "k", token, time.Minute) }
+		first := must(try("A"))(t)
 		to := cluster.Nodes[0]
 		if to == cluster.MasterOf("k") {
 			to = cluster.Nodes[1]
@@ -76,34 +69,25 @@ func TestSlotIsMoved(t *testing.T) {
 		move := cluster.Migrate("k", to)
 		move.MoveKeys("k")
 
-		attempt, err := l.TryAcquire(t.Context(), "k", "B", time.Minute)
-		require.NoError(t, err)
-		require.Equal(t, dlock.Attempt{Holder: "A", Remaining: time.Minute}, attempt)
-		_, err = l.TryAcquire(t.Context(), "k", "A", time.Minute)
-		requireRefused(err)
-		_, err = l.TryAcquireSet(t.Context(), setOf("k", "{k}l"))
+		require.Equal(t, dlock.Attempt{Holder: "A", Remaining: time.Minute}, must(try("B"))(t))
+		_, refused := try("A")
+		_, err := l.TryAcquireSet(t.Context(), setOf("k", "{k}l"))
 		require.ErrorIs(t, err, errors.ErrUnsupported)
-		held, err := l.Renew(t.Context(), "k", "A", time.Hour)
-		require.NoError(t, err)
-		require.True(t, held)
-		hold, err := l.Inspect(t.Context(), "k")
-		require.NoError(t, err)
-		require.Equal(t, dlock.Hold{Held: true, Token: "A", Remaining: time.Hour}, hold)
-		for _, token := range []string{"B", "A", "A"} {
-			held, err := l.Release(t.Context(), "k", token)
-			require.NoError(t, err)
-			require.Equal(t, token == "A" && hold.Held, held)
-			hold.Held = hold.Held && token != "A"
+		require.True(t, must(l.Renew(t.Context(), "k", "A", time.Hour))(t))
+		require.Equal(t, dlock.Hold{Held: true, Token: "A", Remaining: time.Hour}, must(l.Inspect(t.Context(), "k"))(t))
+		require.False(t, must(l.Release(t.Context(), "k", "B"))(t))
+		for _, held := range []bool{true, false} {
+			require.Equal(t, held, must(l.Release(t.Context(), "k", "A"))(t))
 		}
-		_, err = l.TryAcquire(t.Context(), "k", "B", time.Minute)
-		requireRefused(err)
-		hold, err = l.Inspect(t.Context(), "k")
-		require.NoError(t, err)
-		require.Zero(t, hold)
+		_, refusedToo := try("B")
+		for _, err := range []error{refused, refusedToo} {
+			require.ErrorContains(t, err, "TRYAGAIN")
+			require.True(t, dlock.NoEffect(err))
+		}
+		require.Zero(t, must(l.Inspect(t.Context(), "k"))(t))
 
 		move.Finish()
-		attempt, err = l.TryAcquire(t.Context(), "k", "B", time.Minute)
-		require.NoError(t, err)
+		attempt := must(try("B"))(t)
 		require.True(t, attempt.Acquired)
 		require.Equal(t, first.Fence+8, attempt.Fence)
 	})
@@ -117,14 +101,12 @@ func TestNodesDisagree(t *testing.T) {
 			bubble.Test(t, func(t *testing.T) {
 				acquire := func(node *sim.Server) (time.Duration, error) {
 					agreed := time.Now().Add(3 * time.Second)
-					conn := sim.Dial(node, func(trip sim.Trip) (f sim.Fate) {
+					client := dlock.New(lockerOn(t, sim.Dial(node, func(trip sim.Trip) (f sim.Fate) {
 						if time.Now().Before(agreed) {
 							f.Results = []rediscore.Result{{Err: answer}}
 						}
 						return f
-					})
-					store := lockerOn(t, conn)
-					client := dlock.New(store)
+					})))
 					defer client.Close()
 					start := time.Now()
 					_, err := client.Acquire(t.Context(), "k")
@@ -199,12 +181,10 @@ func TestCounterOfACluster(t *testing.T) {
 				b := lockerOn(t, sim.Dial(server, nil), rediscore.WithPrefix(c.prefix))
 				last := int64(0)
 				for i, l := range []*rediscore.Locker{a, b, a, b} {
-					attempt, err := l.TryAcquire(t.Context(), c.key, "t", time.Minute)
-					require.NoError(t, err)
+					attempt := must(l.TryAcquire(t.Context(), c.key, "t", time.Minute))(t)
 					require.Greater(t, attempt.Fence, last)
 					last = attempt.Fence
-					held, err := l.Release(t.Context(), c.key, "t")
-					require.True(t, held, err)
+					require.True(t, must(l.Release(t.Context(), c.key, "t"))(t))
 					if i == 0 {
 						require.Equal(t, c.most, plain.trips-1, "trips of the first call")
 						require.Equal(t, name[:2] == "on", plain.waits == c.most, "each trip waits for replicas")
@@ -221,12 +201,10 @@ func TestServerBecomesACluster(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		conn := dialSingle(sim.NewServer(), "")
 		l := lockerOn(t, conn)
-		before, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
-		require.NoError(t, err)
+		before := must(l.TryAcquire(t.Context(), "k", "t", time.Minute))(t)
 		time.Sleep(time.Millisecond)
 		conn.Follow(sim.NewCluster(1, 0).Nodes[0])
-		after, err := l.TryAcquire(t.Context(), "k", "u", time.Minute)
-		require.NoError(t, err)
+		after := must(l.TryAcquire(t.Context(), "k", "u", time.Minute))(t)
 		require.True(t, after.Acquired)
 		require.Greater(t, after.Fence, before.Fence)
 	})
@@ -252,17 +230,15 @@ func TestSlotsAreLearntTogether(t *testing.T) {
 func TestOutageIsNoCluster(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		server, failing := sim.NewServer(), 2
-		conn := sim.Dial(server, func(sim.Trip) (f sim.Fate) {
+		l := lockerOn(t, sim.Dial(server, func(sim.Trip) (f sim.Fate) {
 			if failing--; failing >= 0 {
 				f.Results = []rediscore.Result{{Err: sim.Error("ERR upstream failure")}}
 			}
 			return f
-		})
-		l := lockerOn(t, conn)
+		}))
 		_, err := l.TryAcquire(t.Context(), "k", "t", time.Minute)
 		require.ErrorContains(t, err, "upstream failure")
-		_, err = l.TryAcquire(t.Context(), "k", "t", time.Minute)
-		require.NoError(t, err)
+		must(l.TryAcquire(t.Context(), "k", "t", time.Minute))(t)
 		keys := rediscore.KeysOf("", "k", false)
 		require.ElementsMatch(t, keys[:2], server.Keys())
 	})
@@ -339,8 +315,7 @@ func TestSetAndWaiters(t *testing.T) {
 		set := func() []dlock.Attempt {
 			attempts, err := a.TryAcquireSet(s.Context(), setOf("j", "k"))
 			if errors.Is(err, errors.ErrUnsupported) {
-				_, err = a.TryAcquire(s.Context(), "k", "Sk", ttl)
-				require.NoError(s, err)
+				must(a.TryAcquire(s.Context(), "k", "Sk", ttl))(s)
 				attempts, err = a.TryAcquireSet(s.Context(), setOf("j", "k"))
 			}
 			require.NoError(s, err)

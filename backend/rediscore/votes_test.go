@@ -17,13 +17,11 @@ import (
 )
 
 func (b *bench) vote(token string, floor int64) quorum.Ballot {
-	ballot, err := b.locker.Vote(b.Context(), b.key, token, ttl, floor)
-	require.NoError(b, err)
-	return ballot
+	return must(b.locker.Vote(b.Context(), b.key, token, ttl, floor))(b)
 }
 
 func (b *bench) pass(token, to string, floor int64) bool {
-	return b.is(b.locker.Pass(b.Context(), b.key, token, to, floor))
+	return must(b.locker.Pass(b.Context(), b.key, token, to, floor))(b)
 }
 
 // Confirm refuses what cannot be meant, and confirms the others of its batch.
@@ -90,16 +88,14 @@ func TestMayNotVote(t *testing.T) {
 	}
 }
 
-// A grant that a message brings has the age and the store of the last answer, and the time of the
-// message.
+// A grant that a message brings has the age and the store of the last answer, and the time of the message.
 func TestBallotOfMessage(t *testing.T) {
 	inScene(t, func(s *scene, a *actor) {
 		a.answers(func(rediscore.Call) (any, error) {
 			return append(waits(0, "H", 60_000), []any{int64(5000), "store", time.Now().UnixMicro(), int64(1)}), nil
 		})
 		done := begin(func() quorum.Ballot {
-			ballot, err := a.AcquireVote(s.Context(), "k", "t", time.Minute, 77, 3)
-			require.NoError(s, err)
+			ballot := must(a.AcquireVote(s.Context(), "k", "t", time.Minute, 77, 3))(s)
 			return ballot
 		})
 		time.Sleep(time.Second)
@@ -145,7 +141,7 @@ func TestVoteIsCastAgain(t *testing.T) {
 
 				next := b.acquireVote("B", 6)
 				passing := a.holdCall(rediscore.PassScript, "A")
-				passed := begin(func() bool { return s.is(a.Pass(s.Context(), s.key, "A", "", 0)) })
+				passed := begin(func() bool { return must(a.Pass(s.Context(), s.key, "A", "", 0))(s) })
 				passing.Execute()
 				deliver("during the pass")
 				passing.Answer()
@@ -245,7 +241,7 @@ var votings = scenes{
 		enlist, message := a.holdCall(rediscore.EnlistScript, "A"), a.holdMessage("A")
 		a.acquireVote("A", 5).cancelled()
 		pass := a.holdCall(rediscore.PassScript, "A")
-		passed := begin(func() bool { return s.is(a.Pass(s.Context(), s.key, "A", "", 0)) })
+		passed := begin(func() bool { return must(a.Pass(s.Context(), s.key, "A", "", 0))(s) })
 		pass.Execute()
 		enlist.Execute()
 		s.release("H")

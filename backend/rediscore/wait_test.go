@@ -162,10 +162,9 @@ func TestMessageBeforeAnswer(t *testing.T) {
 	}
 }
 
-// A message is dated by the last answer: the time of its call, plus what the server's clock has moved
-// since, less a millisecond. A grant that a check-in finds is dated in the same way. A grant that is
-// made in the answer is dated from the time of the call. So the delay of a message or an answer is lost
-// for the lease. The server may have any other clock.
+// A message is dated by the last answer: the time of its call, plus what the server's clock has moved since, less a
+// millisecond. A grant that a check-in finds is dated in the same way. A grant that is made in the answer is dated from the
+// time of the call. So the delay of a message or an answer is lost for the lease. The server may have any other clock.
 func TestGrantsAreDated(t *testing.T) {
 	const leg = 200 * time.Millisecond // of a round trip
 	for _, how := range []string{"told", "told late", "found", "answered", "enqueued"} {
@@ -202,8 +201,7 @@ func TestGrantsAreDated(t *testing.T) {
 	}
 }
 
-// Errors are returned until the store has answered once. After that the wait goes on, with growing
-// pauses.
+// Errors are returned until the store has answered once. After that the wait goes on, with growing pauses.
 func TestWaitSurvivesFailures(t *testing.T) {
 	inScene(t, func(s *scene, a *actor) {
 		a.replies(nil, errDown)
@@ -236,8 +234,7 @@ func TestWaitSurvivesFailures(t *testing.T) {
 	})
 }
 
-// When ctx ends, the wait returns when the server last answered, and why the last call failed or that
-// it had no reply.
+// When ctx ends, the wait returns when the server last answered, and why the last call failed or that it had no reply.
 func TestWaitTellsWhatFailed(t *testing.T) {
 	hang := func(a *actor) { a.travels(sim.Fate{Reply: sim.Leg{Lost: true}}) }
 	for name, c := range map[string]struct {
