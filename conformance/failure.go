@@ -149,6 +149,8 @@ func show(v any) string {
 	switch v := v.(type) {
 	case string:
 		return brief(v)
+	case error:
+		return v.Error()
 	case []dlock.Renewal:
 		return showBatch(v)
 	case []dlock.Acquisition:

@@ -89,24 +89,6 @@ func TestFailureShowsWhatItIsAbout(t *testing.T) {
 	assert.Len(t, lines, 4+traced)
 }
 
-// The two grants whose fences fall may be followed by many others.
-func TestFailureShowsBothGrants(t *testing.T) {
-	err := play(t, harnessOf("near"), testCase{name: "long ago", check: func(s *scene, a, b *client) {
-		take := func(c *client, key, name string) grant {
-			g := s.grant(c, key, s.token(name), long)
-			s.release(c, g, true)
-			return g
-		}
-		key := s.key()
-		first, second := take(a, key, "first"), take(b, key, "second")
-		eachOf(6000, func(int) { take(a, s.key(), "elsewhere") })
-		s.above(second, first) // as if the first had come second
-	}})
-	require.ErrorContains(t, err, "want the later fence to be larger by at least 8")
-	showsWhatItNames(t, err)
-	assert.Regexp(t, `… \d+ other calls`, err, "the grants are not long ago, which is what this test needs")
-}
-
 // A lease that ends less than a millisecond early has a likely cause, which is said with it.
 func TestFailureHintsAtTheClock(t *testing.T) {
 	err := play(t, harnessOf("cutsItsClock"), caseNamed(t, "AnyTTL"))

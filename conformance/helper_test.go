@@ -115,10 +115,9 @@ type manyStores struct {
 // A hook is what a Locker does with a call in place of another Locker.
 type hook func(ctx context.Context, r request, l dlock.Forward) (any, error)
 
-// around puts a hook of its own around each Locker.
-func around(make func() hook) func(dlock.Locker) dlock.Locker {
+// around puts a hook around each Locker.
+func around(h hook) func(dlock.Locker) dlock.Locker {
 	return func(l dlock.Locker) dlock.Locker {
-		h := make()
 		return hooked{func(ctx context.Context, r request) (any, error) { return h(ctx, r, dlock.Forward{Locker: l}) }}
 	}
 }
@@ -126,20 +125,18 @@ func around(make func() hook) func(dlock.Locker) dlock.Locker {
 // distant is a store that is some way off: what was sent is done, also if its reply comes too late.
 // Of every attempt whose ctx has ended it says that it had no effect.
 func distant(by time.Duration) func(dlock.Locker) dlock.Locker {
-	return around(func() hook {
-		return func(ctx context.Context, r request, l dlock.Forward) (answer any, err error) {
-			if r.name != "TryAcquire" {
-				return r.send(ctx, l)
-			}
-			if ctx.Err() == nil {
-				time.Sleep(by)
-				answer, err = r.send(context.WithoutCancel(ctx), l)
-				time.Sleep(by)
-			}
-			if ctx.Err() != nil {
-				return nil, &dlock.NoEffectError{Err: ctx.Err()}
-			}
-			return answer, err
+	return around(func(ctx context.Context, r request, l dlock.Forward) (answer any, err error) {
+		if r.name != "TryAcquire" {
+			return r.send(ctx, l)
 		}
+		if ctx.Err() == nil {
+			time.Sleep(by)
+			answer, err = r.send(context.WithoutCancel(ctx), l)
+			time.Sleep(by)
+		}
+		if ctx.Err() != nil {
+			return nil, &dlock.NoEffectError{Err: ctx.Err()}
+		}
+		return answer, err
 	})
 }

@@ -177,7 +177,8 @@ func (n *network) lose(about string, e faultproxy.Ending, name string, call func
 // dropReply loses the reply to the next call about a key or token. In this process, it is one of the named method.
 func (n *network) dropReply(about string, e faultproxy.Ending, name string) *faultproxy.Fault {
 	if n.lossy != nil {
-		n.lossy.loseNext(name[strings.LastIndex(name, ".")+1:], about)
+		lost := [2]string{name[strings.LastIndex(name, ".")+1:], about}
+		n.lossy.mu.locked(func() { n.lossy.next = append(n.lossy.next, lost) })
 		return nil
 	}
 	return n.DropReply(faultproxy.Contains(about), e)
@@ -263,17 +264,11 @@ func (n *network) leaseSlowly(c *dlock.Client, key string) *dlock.Lease {
 // A lossy client loses some of the replies to its calls.
 type lossy struct {
 	store dlock.Forward
-	mu    sync.Mutex
+	mu    mutex
 	next  [][2]string // the next of a method about a key or token
 }
 
 var errReplyLost = errors.New("conformance: the reply was lost")
-
-func (l *lossy) loseNext(method, about string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.next = append(l.next, [2]string{method, about})
-}
 
 func (l *lossy) pass(ctx context.Context, r request) (answer any, err error) {
 	if answer, err = r.send(ctx, l.store); err != nil {

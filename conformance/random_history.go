@@ -362,15 +362,11 @@ type randomRun struct {
 	rounds   int            // of each worker, at least
 	want     map[string]int // how often things must happen, or the run proves little
 
-	mu   sync.Mutex
+	mu   mutex
 	seen map[string]int // how often they have
 }
 
-func (r *randomRun) saw(what string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.seen[what]++
-}
+func (r *randomRun) saw(what string) { r.mu.locked(func() { r.seen[what]++ }) }
 
 // lacks says how often the wanted things have happened, or "" if each has so many times.
 func (r *randomRun) lacks() string {

@@ -42,23 +42,21 @@ var errUnreliable = errors.New("no reply")
 
 // unreliable returns what loses replies, and delivers some calls late.
 func unreliable() func(dlock.Locker) dlock.Locker {
-	return around(func() hook {
-		var calls atomic.Int64
-		return func(ctx context.Context, r request, l dlock.Forward) (any, error) {
-			if !slices.Contains(names{"TryAcquire", "Renew", "Release"}, r.name) {
-				return r.send(ctx, l)
-			}
-			switch calls.Add(1) % 12 {
-			case 3:
-				_, _ = r.send(ctx, l)
-			case 6:
-				time.AfterFunc(30*time.Millisecond, func() { _, _ = r.send(context.WithoutCancel(ctx), l) })
-			case 9: // never delivered
-			default:
-				return r.send(ctx, l)
-			}
-			return nil, errUnreliable
+	var calls atomic.Int64
+	return around(func(ctx context.Context, r request, l dlock.Forward) (any, error) {
+		if !slices.Contains(names{"TryAcquire", "Renew", "Release"}, r.name) {
+			return r.send(ctx, l)
 		}
+		switch calls.Add(1) % 12 {
+		case 3:
+			_, _ = r.send(ctx, l)
+		case 6:
+			time.AfterFunc(30*time.Millisecond, func() { _, _ = r.send(context.WithoutCancel(ctx), l) })
+		case 9: // never delivered
+		default:
+			return r.send(ctx, l)
+		}
+		return nil, errUnreliable
 	})
 }
 
@@ -117,13 +115,11 @@ func TestFailedHistoryIsPrinted(t *testing.T) {
 
 // A history that fails though no piece of it is to blame shows the latest calls.
 func TestHistoryThatEndedEarlyIsPrinted(t *testing.T) {
-	full := around(func() hook {
-		return func(ctx context.Context, r request, l dlock.Forward) (any, error) {
-			if r.name == "TryAcquire" {
-				return nil, errors.New("disk full")
-			}
-			return r.send(ctx, l)
+	full := around(func(ctx context.Context, r request, l dlock.Forward) (any, error) {
+		if r.name == "TryAcquire" {
+			return nil, errors.New("disk full")
 		}
+		return r.send(ctx, l)
 	})
 	err := play(t, harnessOf(museum.Right[0].Name, full), caseNamed(t, "History"))
 	require.Regexp(t, `the latest calls:\n.*TryAcquire\(.*disk full`, err.Error())

@@ -60,8 +60,8 @@ func (h Harness) alone(c testCase) bool { return c.alone || h.Bubble }
 
 func runCase(t *testing.T, h Harness, c testCase) {
 	t.Run(c.name, func(t *testing.T) {
-		h.verdicts.note(func() { h.verdicts.running[c.name] = true })
-		defer h.verdicts.note(func() { delete(h.verdicts.running, c.name) })
+		h.verdicts.mu.locked(func() { h.verdicts.running[c.name] = true })
+		defer h.verdicts.mu.locked(func() { delete(h.verdicts.running, c.name) })
 		own := h
 		if h.PerCase != nil {
 			own = h.PerCase(t)
@@ -80,12 +80,12 @@ func (h Harness) report(t *testing.T, c testCase, err error) {
 	case err == nil:
 	case errors.As(err, &skip):
 		name := strings.TrimPrefix(t.Name(), h.verdicts.root)
-		h.verdicts.note(func() { h.verdicts.skipped[skip.reason] = append(h.verdicts.skipped[skip.reason], name) })
+		h.verdicts.mu.locked(func() { h.verdicts.skipped[skip.reason] = append(h.verdicts.skipped[skip.reason], name) })
 		fmt.Fprintln(t.Output(), skip.reason) // a call of Skip would name this file, which is of no interest
 		t.SkipNow()
 	default:
 		text := fmt.Sprintf("%s%s\n", message(c, err), keepHistory(t, err))
-		h.verdicts.note(func() { h.verdicts.failed = append(h.verdicts.failed, t.Name()+": "+text) })
+		h.verdicts.mu.locked(func() { h.verdicts.failed = append(h.verdicts.failed, t.Name()+": "+text) })
 		fmt.Fprint(t.Output(), text)
 		t.Fail()
 	}
@@ -197,7 +197,7 @@ func (e skipError) Error() string { return "skipped: " + e.reason }
 // The verdicts are what Run knows of its cases.
 type verdicts struct {
 	root    string // of their names
-	mu      sync.Mutex
+	mu      mutex
 	skipped map[string][]string // by their reasons
 	failed  []string            // with all that is said
 	running map[string]bool
@@ -205,12 +205,6 @@ type verdicts struct {
 
 func newVerdicts(root string) *verdicts {
 	return &verdicts{root: root, skipped: make(map[string][]string), running: make(map[string]bool)}
-}
-
-func (v *verdicts) note(change func()) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	change()
 }
 
 // printInTime prints what is known shortly before go test -timeout ends the process, which would print only where its

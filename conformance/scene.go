@@ -26,7 +26,7 @@ type scene struct {
 	attempt int             // how many times the case was inconclusive before
 	trace   *trace
 
-	mu      sync.Mutex
+	mu      mutex
 	err     error
 	clients int
 	used    map[hold]bool        // every key and token that may be left in the store
@@ -35,6 +35,15 @@ type scene struct {
 }
 
 type hold struct{ key, token string }
+
+// A mutex is one that functions are called with.
+type mutex struct{ sync.Mutex }
+
+func (m *mutex) locked(f func()) {
+	m.Lock()
+	defer m.Unlock()
+	f()
+}
 
 func newScene(t *testing.T, h Harness, attempt int) *scene {
 	return &scene{t: t, h: h, attempt: attempt, trace: newTrace(), used: make(map[hold]bool), until: make(map[string]time.Time)}
@@ -114,9 +123,7 @@ func (s *scene) stop(err error) {
 }
 
 func (s *scene) decide(result func(former error) error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.err = result(s.err)
+	s.mu.locked(func() { s.err = result(s.err) })
 }
 
 // goOn ends the goroutine if the case is decided.
@@ -159,11 +166,7 @@ const anyKey = "conformance-"
 
 func (s *scene) token(name string) string { return name + "-" + rand.Text()[:12] }
 
-func (s *scene) uses(key, token string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.used[hold{key, token}] = true
-}
+func (s *scene) uses(key, token string) { s.mu.locked(func() { s.used[hold{key, token}] = true }) }
 
 func (s *scene) keysUsed() []string {
 	s.mu.Lock()

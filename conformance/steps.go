@@ -364,9 +364,7 @@ func (s *scene) waitCtx(ctx context.Context, c *client, key, token string, ttl t
 	w.grant = grant{key: key, token: token, start: time.Now()}
 	s.goOn()
 	s.uses(key, token)
-	s.mu.Lock()
-	s.waiters = append(s.waiters, w)
-	s.mu.Unlock()
+	s.mu.locked(func() { s.waiters = append(s.waiters, w) })
 	go func() {
 		defer close(w.done)
 		w.answer, w.err = c.Acquire(ctx, key, token, ttl)

@@ -102,9 +102,7 @@ func (p *Proxy) fault(k kind, m Match, e Ending) *Fault {
 		goOn:     make(chan struct{}),
 		answered: make(chan struct{}),
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.faults = append(p.faults, f)
+	p.locked(func() { p.faults = append(p.faults, f) })
 	return f
 }
 

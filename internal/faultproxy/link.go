@@ -46,16 +46,6 @@ func (m message) half() int {
 
 const queued = 256 // messages in flight, in each direction
 
-func newLink(p *Proxy, client, store *net.TCPConn) *link {
-	l := &link{
-		p: p, client: client, store: store,
-		requests: make(chan message, queued),
-		replies:  make(chan message, queued),
-	}
-	l.over, l.end = context.WithCancel(p.over)
-	return l
-}
-
 // serve returns when both connections have ended.
 func (l *link) serve() {
 	var loops sync.WaitGroup

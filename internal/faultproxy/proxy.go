@@ -82,10 +82,12 @@ func (p *Proxy) Close() {
 // Block stops everything in direction d, on present and new connections. The connections stay
 // open. Only what is being written at this moment may still pass. What is sent later waits, like
 // data that TCP retransmits, and passes after Heal, even if its sender has closed the connection.
-func (p *Proxy) Block(d Direction) {
+func (p *Proxy) Block(d Direction) { p.locked(func() { p.blockLocked(p.blocked | d) }) }
+
+func (p *Proxy) locked(f func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.blockLocked(p.blocked | d)
+	f()
 }
 
 // Refuse closes all connections like Cut, and refuses new ones until Heal.
@@ -100,28 +102,18 @@ func (p *Proxy) Cut() {
 }
 
 // Move makes new connections lead to the store at another address. Present ones stay as they are.
-func (p *Proxy) Move(store string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.store = store
-}
+func (p *Proxy) Move(store string) { p.locked(func() { p.store = store }) }
 
 // Reject makes the Proxy answer commands of RESP itself, from now on: those for which text returns the text of an error. A
 // proxy in front of a service does so that does not allow everything. The store gets a script that returns the error in
 // place of the command, so it must be one that runs Lua.
-func (p *Proxy) Reject(text func(Request) string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.rejects = text
-}
+func (p *Proxy) Reject(text func(Request) string) { p.locked(func() { p.rejects = text }) }
 
 // Slow sets the pace of everything that passes in direction d from now on.
 func (p *Proxy) Slow(d Direction, pace Pace) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	for _, one := range []Direction{ToStore, ToClient} {
 		if d&one != 0 {
-			p.paces[one] = pace
+			p.locked(func() { p.paces[one] = pace })
 		}
 	}
 }
@@ -164,12 +156,12 @@ func (p *Proxy) blockLocked(d Direction) {
 
 // refuse stops listening, and calls end for all connections.
 func (p *Proxy) refuse(end func(*link)) {
-	p.mu.Lock()
-	if p.listener != nil {
-		p.listener.Close()
-		p.listener = nil
-	}
-	p.mu.Unlock()
+	p.locked(func() {
+		if p.listener != nil {
+			p.listener.Close()
+			p.listener = nil
+		}
+	})
 	for _, l := range p.present() {
 		end(l)
 	}
@@ -196,32 +188,30 @@ func (p *Proxy) listenLocked(l net.Listener) {
 }
 
 func (p *Proxy) serve(client net.Conn, by net.Listener) {
-	store, err := new(net.Dialer).DialContext(p.over, "tcp", p.address())
+	var address string
+	p.locked(func() { address = p.store })
+	store, err := new(net.Dialer).DialContext(p.over, "tcp", address)
 	if err != nil {
 		reset(client)
 		return
 	}
-	l := newLink(p, client.(*net.TCPConn), store.(*net.TCPConn))
-	p.mu.Lock()
-	welcome := p.listener == by
-	if welcome {
-		p.links[l] = struct{}{}
+	l := &link{
+		p: p, client: client.(*net.TCPConn), store: store.(*net.TCPConn),
+		requests: make(chan message, queued), replies: make(chan message, queued),
 	}
-	p.mu.Unlock()
+	l.over, l.end = context.WithCancel(p.over)
+	welcome := false
+	p.locked(func() {
+		if welcome = p.listener == by; welcome {
+			p.links[l] = struct{}{}
+		}
+	})
 	if !welcome {
 		l.close()
 		return
 	}
 	l.serve()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.links, l)
-}
-
-func (p *Proxy) address() string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.store
+	p.locked(func() { delete(p.links, l) })
 }
 
 // reset closes a connection so that the other side gets an error, and not an end of file.
@@ -239,9 +229,8 @@ func (p *Proxy) blocks(d Direction) (bool, <-chan struct{}) {
 
 // admit returns what the store gets in place of a request.
 func (p *Proxy) admit(m message) message {
-	p.mu.Lock()
-	rejects := p.rejects
-	p.mu.Unlock()
+	var rejects func(Request) string
+	p.locked(func() { rejects = p.rejects })
 	if rejects == nil || len(m.args) == 0 {
 		return m
 	}

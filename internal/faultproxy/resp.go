@@ -219,20 +219,8 @@ func (q *pending) answer(r reply) *Fault {
 
 // pushed reports whether r is a message, or confirms a subscription or its end.
 func (q *pending) pushed(r reply) bool {
-	if r.kind == '>' {
-		return true
-	}
-	return r.kind == '*' && q.subscribed && !q.resp3 && (subscribes(r.first) || messages(r.first))
+	return r.kind == '>' || r.kind == '*' && q.subscribed && !q.resp3 && (subscribes(r.first) || strings.HasSuffix(r.first, "message"))
 }
 
-func subscribes(verb string) bool {
-	switch verb {
-	case "subscribe", "psubscribe", "ssubscribe", "unsubscribe", "punsubscribe", "sunsubscribe":
-		return true
-	}
-	return false
-}
-
-func messages(first string) bool {
-	return first == "message" || first == "pmessage" || first == "smessage"
-}
+// subscribes says it of (p|s)(un)subscribe.
+func subscribes(verb string) bool { return strings.HasSuffix(verb, "subscribe") }
