@@ -1,6 +1,7 @@
 package backend_test
 
 import (
+	"context"
 	"os/exec"
 	"slices"
 	"strings"
@@ -27,6 +28,26 @@ const (
 	// the 5 s that it waits for a store that does not answer.
 	atOnce = 4 * time.Second
 )
+
+// each runs a test with each of some libraries, side by side.
+func each(t *testing.T, libraries []clients.Library, f func(t *testing.T, a clients.Library)) {
+	for _, a := range libraries {
+		t.Run(a.Name, func(t *testing.T) { t.Parallel(); f(t, a) })
+	}
+}
+
+// soon fails unless something is so within patient.
+func soon(t testing.TB, is func() bool, what ...any) {
+	t.Helper()
+	require.Eventually(t, is, patient, pause, what...)
+}
+
+// startWait has a token wait for key in the background.
+func startWait(ctx context.Context, l *rediscore.Locker, key, token string) (ended chan error) {
+	ended = make(chan error, 1)
+	go func() { _, err := l.Acquire(ctx, key, token, ttl); ended <- err }()
+	return ended
+}
 
 // dial returns a Locker on one server, with a client of its own.
 func dial(t testing.TB, lib clients.Library, addr string, opts ...rediscore.Option) *rediscore.Locker {

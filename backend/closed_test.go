@@ -18,24 +18,21 @@ import (
 // with ErrClosed.
 func TestClosedClient(t *testing.T) {
 	t.Parallel()
-	for _, a := range clients.All {
-		t.Run(a.Name, func(t *testing.T) {
-			t.Parallel()
-			server := redistest.Start(t)
-			l, closeClient := a.Dial(t, clients.At(server.Addr()))
-			// A connection that rueidis opens while it is closed stays open. So all are open when the waiter is registered.
-			requireClosed(t, l, closeClient, func() { awaitQueues(t, server, 1) })
-		})
-	}
+	each(t, clients.All, func(t *testing.T, a clients.Library) {
+		server := redistest.Start(t)
+		l, closeClient := a.Dial(t, clients.At(server.Addr()))
+		// A connection that rueidis opens while it is closed stays open. So all are open when the waiter is registered.
+		requireClosed(t, l, closeClient, func() { awaitQueues(t, server, 1) })
+	})
 }
 
 // awaitInbox returns a function that waits until the server has a subscriber to an inbox.
 func awaitInbox(t *testing.T, server *redistest.Server) (listening func()) {
 	return func() {
 		t.Helper()
-		require.Eventually(t, func() bool {
+		soon(t, func() bool {
 			return len(do(t, server, "PUBSUB", "CHANNELS", "*dlock1:inbox:*").([]any)) > 0
-		}, patient, pause)
+		})
 	}
 }
 
@@ -76,41 +73,37 @@ func requireClosed(t *testing.T, l *rediscore.Locker, closeClient, listening fun
 // client is closed.
 func TestLiveClient(t *testing.T) {
 	t.Parallel()
-	for _, a := range clients.All {
-		t.Run(a.Name, func(t *testing.T) {
-			t.Parallel()
-			server := redistest.Start(t)
-			l := dial(t, a, server.Addr())
-			acquire(t, l, "k", "H")
-			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-			defer cancel()
-			ended := make(chan error)
-			go func() { _, err := l.Acquire(ctx, "k", "w", ttl); ended <- err }()
-			for method, call := range calls(l, "other") {
-				if method == "Acquire" {
-					continue
+	each(t, clients.All, func(t *testing.T, a clients.Library) {
+		server := redistest.Start(t)
+		l := dial(t, a, server.Addr())
+		acquire(t, l, "k", "H")
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		ended := startWait(ctx, l, "k", "w")
+		for method, call := range calls(l, "other") {
+			if method == "Acquire" {
+				continue
+			}
+			go func() {
+				var err error
+				for ctx.Err() == nil && !errors.Is(err, dlock.ErrClosed) {
+					err = call(ctx)
 				}
-				go func() {
-					var err error
-					for ctx.Err() == nil && !errors.Is(err, dlock.ErrClosed) {
-						err = call(ctx)
-					}
-					ended <- err
-				}()
+				ended <- err
+			}()
+		}
+		for ctx.Err() == nil {
+			time.Sleep(5 * time.Millisecond)
+			for _, kind := range []string{"normal", "pubsub"} {
+				_, _ = server.Do("CLIENT", "KILL", "TYPE", kind)
 			}
-			for ctx.Err() == nil {
-				time.Sleep(5 * time.Millisecond)
-				for _, kind := range []string{"normal", "pubsub"} {
-					_, _ = server.Do("CLIENT", "KILL", "TYPE", kind)
-				}
-			}
-			for range calls(l, "other") {
-				err := <-ended
-				require.False(t, errors.Is(err, dlock.ErrClosed), "%v", err)
-			}
-			require.NoError(t, retry(func() error { _, err := l.Inspect(t.Context(), "k"); return err }))
-		})
-	}
+		}
+		for range calls(l, "other") {
+			err := <-ended
+			require.False(t, errors.Is(err, dlock.ErrClosed), "%v", err)
+		}
+		require.NoError(t, retry(func() error { _, err := l.Inspect(t.Context(), "k"); return err }))
+	})
 }
 
 // retry calls f until it succeeds, at most ten times.
@@ -178,7 +171,7 @@ func wait(t *testing.T, p pair) {
 		}
 	}()
 	arrived := func() bool { return p.server.CommandCount(t)["evalsha"] > calls }
-	require.Eventually(t, arrived, patient, pause, "Acquire(%q) sends nothing", p.key)
+	soon(t, arrived, "Acquire(%q) sends nothing", p.key)
 	require.NoError(t, lease.Err())
 	require.NoError(t, lease.Release())
 	next, ok := <-granted

@@ -39,7 +39,7 @@ func TestCluster(t *testing.T) {
 			sinceRedis7(t, cluster.Nodes[0]) // whose clusters have inboxes
 			l, closeClient := a.Dial(t, clients.Settings{Addrs: cluster.Addrs(), Cluster: true})
 			requireClosed(t, l, closeClient, func() {
-				require.Eventually(t, func() bool { return listening(t, cluster.MasterOf(t, "k"), "") == 1 }, patient, pause)
+				soon(t, func() bool { return listening(t, cluster.MasterOf(t, "k"), "") == 1 })
 			})
 			do(t, cluster.MasterOf(t, "k"), "FLUSHALL")
 		})
@@ -122,10 +122,10 @@ func requireVotes(t *testing.T, l *rediscore.Locker, key string) {
 		assert.NoError(t, err)
 		next <- ballot
 	}()
-	require.Eventually(t, func() bool {
+	soon(t, func() bool {
 		hold, err := l.Inspect(t.Context(), key)
 		return err == nil && hold.Waiting == 1
-	}, patient, pause)
+	})
 	ballots, err := l.Confirm(t.Context(), []quorum.Confirmation{{Renewal: dlock.Renewal{Key: key, Token: "mine", TTL: ttl}, Fence: first.Fence + 8}})
 	require.NoError(t, err)
 	require.NoError(t, ballots[0].Err)
@@ -281,10 +281,10 @@ func newMaster(t *testing.T, cluster *redistest.Cluster, master *redistest.Serve
 		require.ErrorAs(t, err, &unsent, name)
 		require.True(t, unsent.Temporary, "%s: an ASK that cannot be followed yet: %v", name, err)
 		m.Finish(t)
-		require.Eventually(t, func() bool {
+		soon(t, func() bool {
 			_, err = l.Renew(t.Context(), key, "t", ttl)
 			return errors.As(err, &few)
-		}, patient, pause, "%s: the new master is not known", name)
+		}, "%s: the new master is not known", name)
 	}
 }
 
@@ -299,12 +299,12 @@ func join(t *testing.T, cluster *redistest.Cluster) *redistest.Server {
 		do(t, n, "CLUSTER", "MEET", host, port)
 	}
 	for _, n := range cluster.Nodes {
-		require.Eventually(t, func() bool { return strings.Contains(do(t, n, "CLUSTER", "NODES").(string), id) }, patient, pause)
+		soon(t, func() bool { return strings.Contains(do(t, n, "CLUSTER", "NODES").(string), id) })
 	}
-	require.Eventually(t, func() bool {
+	soon(t, func() bool {
 		info := do(t, s, "CLUSTER", "INFO").(string)
 		return strings.Contains(info, "cluster_state:ok") && strings.Contains(info, "cluster_slots_ok:16384")
-	}, patient, pause)
+	})
 	return s
 }
 

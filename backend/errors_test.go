@@ -378,7 +378,7 @@ func TestStuckKey(t *testing.T) {
 	require.NoError(t, err)
 	waited := make(chan struct{})
 	go func() { defer close(waited); _, _ = client.Acquire(t.Context(), "order:7") }()
-	require.Eventually(t, func() bool { return listening(t, server, "myapp:lock:") == 1 }, patient, pause)
+	soon(t, func() bool { return listening(t, server, "myapp:lock:") == 1 })
 	var tag string
 	for _, c := range commands {
 		args := strings.Fields(strings.NewReplacer("'", "", "{TAG}", tag).Replace(c[1]))

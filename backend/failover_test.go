@@ -194,12 +194,12 @@ func TestSentinel(t *testing.T) {
 		require.NoError(t, err)
 		go f.wait(t.Context())
 	}
-	require.Eventually(t, func() bool {
+	soon(t, func() bool {
 		return listening(t, replica, "") == len(failovers) && len(replica.Keys(t)) == len(master.Keys(t))
-	}, patient, pause)
+	})
 	master.Kill()
 	for name, f := range failovers {
-		require.Eventually(t, func() bool {
+		soon(t, func() bool {
 			hold, err := f.locker.Inspect(t.Context(), name)
 			if err != nil || hold.Token != f.known.Token() {
 				return false
@@ -235,10 +235,10 @@ func (f *failover) require(t *testing.T, master *redistest.Server) {
 		}
 		if others = scripts(t, master) - before - 1; others > 0 { // once more
 			go f.wait(t.Context())
-			require.Eventually(t, func() bool {
+			soon(t, func() bool {
 				hold, err := f.locker.Inspect(t.Context(), f.name)
 				return err == nil && hold.Waiting == 1
-			}, patient, pause)
+			})
 		}
 		return others
 	})
@@ -352,11 +352,11 @@ func TestDurable(t *testing.T) {
 			last := acquire(t, l, "k", "mine")
 			server.Restart()
 			var attempt dlock.Attempt
-			require.Eventually(t, func() bool { // until the replica is back
+			soon(t, func() bool { // until the replica is back
 				var err error
 				attempt, err = l.TryAcquire(t.Context(), "k", "other", ttl)
 				return err == nil
-			}, patient, pause)
+			})
 			require.Equal(t, c.kept, !attempt.Acquired)
 			if attempt.Acquired {
 				require.Greater(t, attempt.Fence, last)
@@ -410,7 +410,7 @@ func testMove(t *testing.T, lib clients.Library, demote func(t *testing.T, maste
 			assert.NoError(t, err)
 			granted <- next
 		}()
-		require.Eventually(t, func() bool { return listening(t, server, "") == 1 }, patient, pause)
+		soon(t, func() bool { return listening(t, server, "") == 1 })
 	}
 	wait(master)
 
@@ -426,7 +426,7 @@ func testMove(t *testing.T, lib clients.Library, demote func(t *testing.T, maste
 	require.NoError(t, other.Release())
 	useAtOnce(t, client)
 
-	require.Eventually(t, func() bool { return time.Since(moved) > movedTTL || lease.Err() != nil }, patient, pause)
+	soon(t, func() bool { return time.Since(moved) > movedTTL || lease.Err() != nil })
 	require.NoError(t, lease.Err())
 	require.NoError(t, lease.Release())
 	require.NoError(t, (<-granted).Release())
@@ -460,30 +460,27 @@ func useAtOnce(t *testing.T, client *dlock.Client) {
 // TestClientOfReplica has clients that are given the address of a replica. They make at most ten connections a second.
 func TestClientOfReplica(t *testing.T) {
 	t.Parallel()
-	for _, a := range clients.All {
-		t.Run(a.Name, func(t *testing.T) {
-			t.Parallel()
-			replica := redistest.StartReplica(t, redistest.Start(t))
-			l := dial(t, a, replica.Addr())
-			before, begun := connections(t, replica), time.Now()
-			var all sync.WaitGroup
-			var calls atomic.Int64
-			for range 8 {
-				all.Go(func() {
-					for time.Since(begun) < 3*time.Second {
-						_, err := l.TryAcquire(t.Context(), rand.Text(), "t", ttl)
-						require.ErrorContains(t, err, "READONLY")
-						calls.Add(1)
-					}
-				})
-			}
-			all.Wait()
-			made := connections(t, replica) - before - 1 // which counts them
-			t.Logf("%d connections for %d calls", made, calls.Load())
-			require.LessOrEqual(t, float64(made), 10*time.Since(begun).Seconds())
-			require.NoError(t, l.Close())
-		})
-	}
+	each(t, clients.All, func(t *testing.T, a clients.Library) {
+		replica := redistest.StartReplica(t, redistest.Start(t))
+		l := dial(t, a, replica.Addr())
+		before, begun := connections(t, replica), time.Now()
+		var all sync.WaitGroup
+		var calls atomic.Int64
+		for range 8 {
+			all.Go(func() {
+				for time.Since(begun) < 3*time.Second {
+					_, err := l.TryAcquire(t.Context(), rand.Text(), "t", ttl)
+					require.ErrorContains(t, err, "READONLY")
+					calls.Add(1)
+				}
+			})
+		}
+		all.Wait()
+		made := connections(t, replica) - before - 1 // which counts them
+		t.Logf("%d connections for %d calls", made, calls.Load())
+		require.LessOrEqual(t, float64(made), 10*time.Since(begun).Seconds())
+		require.NoError(t, l.Close())
+	})
 }
 
 // connections returns how many connections a server has accepted.

@@ -110,78 +110,72 @@ func command(args ...string) func(*testing.T, *redistest.Server) {
 // state of the server, and whoever has none fails at once. If the server then forbids the call, the wait ends.
 func TestRefusedCalls(t *testing.T) {
 	t.Parallel()
-	for _, a := range clients.All {
-		t.Run(a.Name, func(t *testing.T) {
-			t.Parallel()
-			for _, c := range refusals {
-				t.Run(c.text, func(t *testing.T) {
-					server := redistest.Start(t, c.args...)
-					old := isOld(server)
-					if c.user != "" {
-						do(t, server, "ACL", "SETUSER", c.user, "on", ">"+clients.Password, "~*", "+@all")
-						if _, err := server.Do("ACL", "SETUSER", c.user, "allchannels"); err != nil {
-							t.Log(err)
-						}
+	each(t, clients.All, func(t *testing.T, a clients.Library) {
+		for _, c := range refusals {
+			t.Run(c.text, func(t *testing.T) {
+				server := redistest.Start(t, c.args...)
+				old := isOld(server)
+				if c.user != "" {
+					do(t, server, "ACL", "SETUSER", c.user, "on", ">"+clients.Password, "~*", "+@all")
+					if _, err := server.Do("ACL", "SETUSER", c.user, "allchannels"); err != nil {
+						t.Log(err)
 					}
-					l := dialAs(t, a, server.Addr(), c.user)
-					_, _ = l.Inspect(t.Context(), "k") // connects
-					if c.refuse != nil {
-						c.refuse(t, server)
+				}
+				l := dialAs(t, a, server.Addr(), c.user)
+				_, _ = l.Inspect(t.Context(), "k") // connects
+				if c.refuse != nil {
+					c.refuse(t, server)
+				}
+				for method, call := range calls(l, "k") {
+					if strings.Contains(c.spares, method) {
+						continue
 					}
-					for method, call := range calls(l, "k") {
-						if strings.Contains(c.spares, method) {
-							continue
-						}
-						err := refusedWith(t, c.text, call)
-						require.Equal(t, c.verdict, verdictOf(err), "%s: %v", method, err)
-						require.Equal(t, c.verdict != "no effect, for now", dlock.Refused(err), "%s: a server has answered: %v", method, err)
-					}
-					if c.heal == nil || old {
-						return
-					}
-					patient := startPatient(t, l, "a")
-					patient.requireWait(t)
+					err := refusedWith(t, c.text, call)
+					require.Equal(t, c.verdict, verdictOf(err), "%s: %v", method, err)
+					require.Equal(t, c.verdict != "no effect, for now", dlock.Refused(err), "%s: a server has answered: %v", method, err)
+				}
+				if c.heal == nil || old {
+					return
+				}
+				patient := startPatient(t, l, "a")
+				patient.requireWait(t)
+				c.heal(t, server)
+				patient.await(t, "")
+				if c.text == "OOM" {
+					c.refuse(t, server)
+					patient = startPatient(t, l, "b")
+					time.Sleep(300 * time.Millisecond)
+					do(t, server, "ACL", "SETUSER", c.user, "-evalsha", "-eval")
+					patient.await(t, "the store refused: NOPERM")
+					do(t, server, "ACL", "SETUSER", c.user, "+evalsha", "+eval")
 					c.heal(t, server)
-					patient.await(t, "")
-					if c.text == "OOM" {
-						c.refuse(t, server)
-						patient = startPatient(t, l, "b")
-						time.Sleep(300 * time.Millisecond)
-						do(t, server, "ACL", "SETUSER", c.user, "-evalsha", "-eval")
-						patient.await(t, "the store refused: NOPERM")
-						do(t, server, "ACL", "SETUSER", c.user, "+evalsha", "+eval")
-						c.heal(t, server)
-					}
-				})
-			}
-		})
-	}
+				}
+			})
+		}
+	})
 }
 
 // A server that has no connection left is one in such a state, too.
 func TestMaxClients(t *testing.T) {
 	t.Parallel()
-	for _, a := range clients.All {
-		t.Run(a.Name, func(t *testing.T) {
-			t.Parallel()
-			server := redistest.Start(t)
-			sinceRedis7(t, server)
-			l := dial(t, a, server.Addr())
-			_, err := l.Inspect(t.Context(), "k") // connects
-			require.NoError(t, err)
-			last, err := redigolib.Dial("tcp", server.Addr())
-			require.NoError(t, err)
-			t.Cleanup(func() { last.Close() })
-			call := func(name string, args ...any) { _, err := last.Do(name, args...); require.NoError(t, err) }
-			call("CONFIG", "SET", "maxclients", "1")
-			call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-			call("CLIENT", "KILL", "TYPE", "pubsub")
-			patient := startPatient(t, l, "a")
-			patient.requireWait(t)
-			call("CONFIG", "SET", "maxclients", "1000")
-			patient.await(t, "")
-		})
-	}
+	each(t, clients.All, func(t *testing.T, a clients.Library) {
+		server := redistest.Start(t)
+		sinceRedis7(t, server)
+		l := dial(t, a, server.Addr())
+		_, err := l.Inspect(t.Context(), "k") // connects
+		require.NoError(t, err)
+		last, err := redigolib.Dial("tcp", server.Addr())
+		require.NoError(t, err)
+		t.Cleanup(func() { last.Close() })
+		call := func(name string, args ...any) { _, err := last.Do(name, args...); require.NoError(t, err) }
+		call("CONFIG", "SET", "maxclients", "1")
+		call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+		call("CLIENT", "KILL", "TYPE", "pubsub")
+		patient := startPatient(t, l, "a")
+		patient.requireWait(t)
+		call("CONFIG", "SET", "maxclients", "1000")
+		patient.await(t, "")
+	})
 }
 
 // waiters are the callers that wait for the end of such a state, by the names of their keys.
@@ -443,7 +437,7 @@ func dump(t *testing.T, s *redistest.Server) string {
 
 func awaitAnswer(t *testing.T, s *redistest.Server, answer string, args ...string) {
 	t.Helper()
-	require.Eventually(t, func() bool {
+	soon(t, func() bool {
 		_, err := s.Do(args...)
 		return err != nil && strings.Contains(err.Error(), answer)
 	}, 20*time.Second, pause, answer)
@@ -626,23 +620,20 @@ func unanswered(t *testing.T) string {
 // unknown.
 func TestAnswerThatNeverComes(t *testing.T) {
 	t.Parallel()
-	for _, a := range clients.All {
-		t.Run(a.Name, func(t *testing.T) {
-			t.Parallel()
-			server := redistest.Start(t)
-			for method := range calls(nil, "k") {
-				l := dial(t, a, server.Addr())
-				for _, connects := range []string{"Renew", "RenewBatch"} { // go-redis has two pools
-					require.NoError(t, calls(l, "k")[connects](t.Context()))
-				}
-				server.Suspend()
-				err := endedUnanswered(t, calls(l, "k")[method])
-				server.Resume()
-				require.Error(t, err, method)
-				require.Empty(t, verdictOf(err), "%s: %v", method, err)
+	each(t, clients.All, func(t *testing.T, a clients.Library) {
+		server := redistest.Start(t)
+		for method := range calls(nil, "k") {
+			l := dial(t, a, server.Addr())
+			for _, connects := range []string{"Renew", "RenewBatch"} { // go-redis has two pools
+				require.NoError(t, calls(l, "k")[connects](t.Context()))
 			}
-		})
-	}
+			server.Suspend()
+			err := endedUnanswered(t, calls(l, "k")[method])
+			server.Resume()
+			require.Error(t, err, method)
+			require.Empty(t, verdictOf(err), "%s: %v", method, err)
+		}
+	})
 }
 
 // endedUnanswered makes a call that ends with its ctx. If that was over before anything was
@@ -751,9 +742,9 @@ func requireLimit(t *testing.T, dial func(*testing.T, ...rediscore.Option) *redi
 	held, err := plain.Release(t.Context(), "k", "w") // as who gets the error must
 	require.NoError(t, err)
 	require.False(t, held)
-	require.Eventually(t, func() bool { // the Client releases in the background
+	soon(t, func() bool { // the Client releases in the background
 		hold, err := plain.Inspect(t.Context(), "k")
 		return err == nil && hold.Token == "H" && hold.Waiting == 0
-	}, patient, pause)
+	})
 	release(t, plain, "k", "H")
 }

@@ -161,7 +161,7 @@ func requireHandover(t *testing.T, server *redistest.Server, l *rediscore.Locker
 				}
 			}()
 		}
-		require.Eventually(t, func() bool { return listening(t, server, t.Name()) == 2 }, patient, pause)
+		soon(t, func() bool { return listening(t, server, t.Name()) == 2 })
 		holder := "w0"
 		for range 2 {
 			before := scripts(t, server)
@@ -216,19 +216,16 @@ func TestSocket(t *testing.T) {
 // TestDatabases waits for the same key in two databases, which share their channels.
 func TestDatabases(t *testing.T) {
 	t.Parallel()
-	for _, a := range clients.All {
-		t.Run(a.Name, func(t *testing.T) {
-			t.Parallel()
-			server := redistest.Start(t)
-			var lockers []*rediscore.Locker
-			for _, db := range []int{3, 4} {
-				l, _ := a.Dial(t, clients.Settings{Addrs: []string{server.Addr()}, DB: db, Caches: true}, rediscore.WithPrefix(t.Name()))
-				t.Cleanup(func() { l.Close() })
-				lockers = append(lockers, l)
-			}
-			requireByMessage(t, func() (others int64) { return handOverInTurn(t, server, lockers) })
-		})
-	}
+	each(t, clients.All, func(t *testing.T, a clients.Library) {
+		server := redistest.Start(t)
+		var lockers []*rediscore.Locker
+		for _, db := range []int{3, 4} {
+			l, _ := a.Dial(t, clients.Settings{Addrs: []string{server.Addr()}, DB: db, Caches: true}, rediscore.WithPrefix(t.Name()))
+			t.Cleanup(func() { l.Close() })
+			lockers = append(lockers, l)
+		}
+		requireByMessage(t, func() (others int64) { return handOverInTurn(t, server, lockers) })
+	})
 }
 
 // handOverInTurn has a waiter in each database, and hands over in one after the other. It
@@ -243,10 +240,10 @@ func handOverInTurn(t *testing.T, server *redistest.Server, lockers []*rediscore
 		acquire(t, l, key, "holder")
 		go func() { _, err := l.Acquire(t.Context(), key, waiter(db), ttl); granted[db] <- err }()
 	}
-	require.Eventually(t, func() bool {
+	soon(t, func() bool {
 		inboxes := do(t, server, "PUBSUB", "CHANNELS", t.Name()+"dlock1:inbox:*").([]any)
 		return len(inboxes) == len(lockers)
-	}, patient, pause)
+	})
 	for db, l := range lockers {
 		before := scripts(t, server)
 		require.True(t, release(t, l, key, "holder"))
@@ -544,9 +541,8 @@ func TestClientsThatPanic(t *testing.T) {
 			c := new(chaos)
 			l := dial(t, server.Addr(), c)
 			acquire(t, l, "held", "H")
-			granted := make(chan error, 1)
-			go func() { _, err := l.Acquire(t.Context(), "held", "w", ttl); granted <- err }()
-			require.Eventually(t, func() bool { return listening(t, server, t.Name()) == 1 }, patient, pause)
+			granted := startWait(t.Context(), l, "held", "w")
+			soon(t, func() bool { return listening(t, server, t.Name()) == 1 })
 			reasons := make(chan error, 1)
 			without := dial(t, server.Addr(), c, rediscore.WithInboxError(func(err error) { reasons <- err }))
 			defer without.Close()
@@ -648,42 +644,39 @@ func TestCrowd(t *testing.T) {
 	}
 	t.Parallel()
 	const crowd = 100
-	for _, a := range clients.All {
-		t.Run(a.Name, func(t *testing.T) {
-			t.Parallel()
-			server := redistest.Start(t)
-			proxy, err := faultproxy.New(server.Addr())
-			require.NoError(t, err)
-			t.Cleanup(proxy.Close)
-			proxy.Slow(faultproxy.Both, faultproxy.Pace{Latency: 2500 * time.Microsecond})
-			l, _ := a.Dial(t, clients.Settings{Addrs: []string{proxy.Addr()}, Pool: 1, Patience: time.Minute})
-			defer l.Close()
-			locks := dlock.New(l, dlock.WithTTL(10*time.Second))
-			defer locks.Close()
-			holder, err := locks.Acquire(t.Context(), "k")
-			require.NoError(t, err)
-			var all sync.WaitGroup
-			defer all.Wait()
-			ctx, cancel := context.WithTimeout(t.Context(), 2*patient)
-			defer cancel()
-			for range crowd {
-				all.Go(func() {
-					lease, err := locks.Acquire(ctx, "k")
-					if err == nil {
-						err = lease.Release()
-					}
-					assert.NoError(t, err)
-				})
-			}
-			awaitQueues(t, server, crowd)
-			time.Sleep(time.Second)
-			require.NoError(t, holder.Err(), "the holder's lease")
-			list := do(t, server, "CLIENT", "LIST", "TYPE", "pubsub").(string)
-			require.LessOrEqual(t, strings.Count(list, "\n"), 1, "connections with subscriptions: %s", list)
-			require.NoError(t, holder.Release())
-			all.Wait()
-		})
-	}
+	each(t, clients.All, func(t *testing.T, a clients.Library) {
+		server := redistest.Start(t)
+		proxy, err := faultproxy.New(server.Addr())
+		require.NoError(t, err)
+		t.Cleanup(proxy.Close)
+		proxy.Slow(faultproxy.Both, faultproxy.Pace{Latency: 2500 * time.Microsecond})
+		l, _ := a.Dial(t, clients.Settings{Addrs: []string{proxy.Addr()}, Pool: 1, Patience: time.Minute})
+		defer l.Close()
+		locks := dlock.New(l, dlock.WithTTL(10*time.Second))
+		defer locks.Close()
+		holder, err := locks.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		var all sync.WaitGroup
+		defer all.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 2*patient)
+		defer cancel()
+		for range crowd {
+			all.Go(func() {
+				lease, err := locks.Acquire(ctx, "k")
+				if err == nil {
+					err = lease.Release()
+				}
+				assert.NoError(t, err)
+			})
+		}
+		awaitQueues(t, server, crowd)
+		time.Sleep(time.Second)
+		require.NoError(t, holder.Err(), "the holder's lease")
+		list := do(t, server, "CLIENT", "LIST", "TYPE", "pubsub").(string)
+		require.LessOrEqual(t, strings.Count(list, "\n"), 1, "connections with subscriptions: %s", list)
+		require.NoError(t, holder.Release())
+		all.Wait()
+	})
 }
 
 // awaitQueues waits until n tokens are in queues, all with an inbox.
