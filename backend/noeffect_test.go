@@ -690,9 +690,7 @@ func TestLimits(t *testing.T) {
 			t.Run(name+"/"+a.Name, func(t *testing.T) {
 				t.Parallel()
 				server := redistest.Start(t, limit.server...)
-				proxy, err := faultproxy.New(server.Addr())
-				require.NoError(t, err)
-				t.Cleanup(proxy.Close)
+				proxy := adaptertest.Proxy(t, server.Addr())
 				proxy.Reject(limit.reject)
 				dial := func(t *testing.T, opts ...rediscore.Option) *rediscore.Locker {
 					l, _ := a.Dial(t, clients.At(proxy.Addr()), opts...)
@@ -700,7 +698,7 @@ func TestLimits(t *testing.T) {
 					return l
 				}
 				requireLimit(t, dial)
-				_, err = dial(t, rediscore.WithQueue(false), rediscore.WithReplicas(1, time.Second)).TryAcquire(t.Context(), "r", "t", ttl)
+				_, err := dial(t, rediscore.WithQueue(false), rediscore.WithReplicas(1, time.Second)).TryAcquire(t.Context(), "r", "t", ttl)
 				require.ErrorIs(t, err, dlock.ErrInvalid)
 				require.ErrorContains(t, err, "WithReplicas")
 				plain := dial(t, rediscore.WithQueue(false))

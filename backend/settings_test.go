@@ -20,6 +20,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/redigo"
 	"github.com/dlock-go/dlock/backend/rediscore"
@@ -610,9 +611,9 @@ func TestWrappedConnections(t *testing.T) {
 		defer cancel()
 		go l.Acquire(ctx, "k", "w", ttl)
 		awaitInbox(t, server)()
-		subscribed := commandCalls(t, server, "subscribe")
+		subscribed := server.CommandCount(t)["subscribe"]
 		<-ctx.Done()
-		require.Equal(t, subscribed, commandCalls(t, server, "subscribe"))
+		require.Equal(t, subscribed, server.CommandCount(t)["subscribe"])
 	})
 	t.Run("Hangs", func(t *testing.T) {
 		pool := wrap(redigolib.DialReadTimeout(time.Minute))
@@ -646,9 +647,7 @@ func TestCrowd(t *testing.T) {
 	const crowd = 100
 	each(t, clients.All, func(t *testing.T, a clients.Library) {
 		server := redistest.Start(t)
-		proxy, err := faultproxy.New(server.Addr())
-		require.NoError(t, err)
-		t.Cleanup(proxy.Close)
+		proxy := adaptertest.Proxy(t, server.Addr())
 		proxy.Slow(faultproxy.Both, faultproxy.Pace{Latency: 2500 * time.Microsecond})
 		l, _ := a.Dial(t, clients.Settings{Addrs: []string{proxy.Addr()}, Pool: 1, Patience: time.Minute})
 		defer l.Close()

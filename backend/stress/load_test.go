@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/backend/redlock"
@@ -358,9 +359,7 @@ func TestMajority(t *testing.T) {
 					}
 				}
 				s := start(t)
-				p, err := faultproxy.New(s.Addr())
-				require.NoError(t, err)
-				t.Cleanup(p.Close)
+				p := adaptertest.Proxy(t, s.Addr())
 				m.servers, m.proxies = append(m.servers, s), append(m.proxies, p)
 			}
 			l := newLoad(t, m)

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/internal/faultproxy"
 	"github.com/dlock-go/dlock/internal/history"
@@ -64,9 +65,7 @@ func runRound(t *testing.T, d time.Duration) {
 	defer calm()
 	c.on, c.pace = on, min(d/50, []time.Duration{20, 60, 200, 600}[rand.IntN(4)]*time.Millisecond)
 	for _, lib := range clients.All {
-		p, err := faultproxy.New(server.Addr())
-		require.NoError(t, err)
-		t.Cleanup(p.Close)
+		p := adaptertest.Proxy(t, server.Addr())
 		c.proxies = append(c.proxies, p)
 		for path, addr := range map[string]string{"proxied/": p.Addr(), "direct/": server.Addr()} {
 			_, err := c.workers.start(path+lib.Name, openWith(lib, clients.At(addr)), perClient, (*worker).anything)

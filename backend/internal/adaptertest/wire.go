@@ -113,13 +113,20 @@ func requireCalls(t *testing.T, l *rediscore.Locker, before func()) {
 	}
 }
 
+// Proxy returns a proxy before a server. It is closed when t ends.
+func Proxy(t testing.TB, addr string) *faultproxy.Proxy {
+	t.Helper()
+	proxy, err := faultproxy.New(addr)
+	require.NoError(t, err)
+	t.Cleanup(proxy.Close)
+	return proxy
+}
+
 // NothingIsSentTwice is one of the tests of Run, for a client of another kind. It cuts the connection when a call has reached the server, and
 // counts how often the server runs it.
 func NothingIsSentTwice(t *testing.T, a Adapter) {
 	server := redistest.Start(t)
-	proxy, err := faultproxy.New(server.Addr())
-	require.NoError(t, err)
-	t.Cleanup(proxy.Close)
+	proxy := Proxy(t, server.Addr())
 	l := rediscore.New(a.dial(t, proxy.Addr()))
 	for _, c := range calls(t, l) {
 		if c.name == "Inspect" { // it may be sent twice
