@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"reflect"
@@ -21,12 +20,9 @@ import (
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/internal/clients"
+	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
-
-const errorsPage = "../docs/operations.md"
-
-var writeErrors = flag.Bool("write-errors", false, "TestErrorsPage writes the table of docs/operations.md")
 
 // A pageCall is a call of the table. It is prepared while the store answers. Each has a key
 // of its own.
@@ -161,23 +157,18 @@ var pageFaults = []struct {
 // TestErrorsPage makes every call of the table in docs/operations.md with a server that fails, through each client
 // library, and compares what the errors match with the table. It prints how long the calls took, and
 // sets no limit for that. The calls that take long, or that a busy machine may delay too much, are made
-// if DLOCK_LONG has adapters. To write the table again, with go-redis 9.17 or newer:
-//
-//	DLOCK_REDIS=1 go test ./backend -run TestErrorsPage -write-errors
+// if DLOCK_LONG has adapters. The times of the table are from a run with -v and go-redis 9.17 or newer.
 func TestErrorsPage(t *testing.T) {
 	_, dialsAgain := reflect.TypeFor[goredislib.Options]().FieldByName("DialerRetries") // older releases have no times to show
-	if testing.Short() && !*writeErrors {
+	if testing.Short() {
 		t.Skip("left out with -short")
 	}
 	t.Parallel()
-	all := *writeErrors || adaptertest.All()
-	page, err := os.ReadFile(errorsPage)
+	page, err := os.ReadFile("../docs/operations.md")
 	require.NoError(t, err)
-	text := string(page)
-	var mu sync.Mutex
 	t.Run("of", func(t *testing.T) {
 		for _, fault := range pageFaults {
-			all := all && (fault.name != "killed" || dialsAgain)
+			all := adaptertest.All() && (fault.name != "killed" || dialsAgain)
 			t.Run(fault.name, func(t *testing.T) {
 				t.Parallel()
 				server := redistest.Start(t)
@@ -213,10 +204,7 @@ func TestErrorsPage(t *testing.T) {
 						f := call.prepare(t, c.With(call.opts...), key)
 						ready.Add(1)
 						done.Go(func() {
-							if call.waits {
-								ready.Done()
-							} else {
-								ready.Done()
+							if ready.Done(); !call.waits {
 								<-struck
 							}
 							ctx, cancel := context.Background(), context.CancelFunc(func() {})
@@ -240,15 +228,10 @@ func TestErrorsPage(t *testing.T) {
 				fault.strike(t, server)
 				close(struck)
 				done.Wait()
-				mu.Lock()
-				defer mu.Unlock()
-				text = checkTable(t, text, fault.server, cells, all)
+				checkTable(t, string(page), fault.server, cells, all)
 			})
 		}
 	})
-	if *writeErrors {
-		require.NoError(t, os.WriteFile(errorsPage, []byte(text), 0o644))
-	}
 }
 
 // A pageCell is how a call ended.
@@ -283,20 +266,17 @@ func (c pageCell) says() string {
 // others are the calls that share a line with many.
 const others = "all other calls"
 
-// checkTable compares the lines of the table about a fault with what was found, and returns the page with that. Calls
-// that end alike share a line.
-func checkTable(t *testing.T, page, server string, cells [][]pageCell, all bool) string {
-	head, rest, begins := strings.Cut(page, "<!-- calls -->\n")
-	table, tail, ends := strings.Cut(rest, "<!-- end -->")
+// checkTable compares the lines of the table about a fault with what was found. Calls that end alike share a line.
+func checkTable(t *testing.T, page, server string, cells [][]pageCell, all bool) {
+	_, rest, begins := strings.Cut(page, "<!-- calls -->\n")
+	table, _, ends := strings.Cut(rest, "<!-- end -->")
 	require.True(t, begins && ends, "the page has no table of calls")
-	old := make(map[string]string) // how calls end
+	said := make(map[string]string) // how calls end
 	for _, line := range regexp.MustCompile(`(?m)^\| `+server+` \| (.*?) (\|.*)$`).FindAllStringSubmatch(table, -1) {
 		for _, call := range strings.Split(line[1], "; ") {
-			old[call] = line[2]
+			said[call] = line[2]
 		}
 	}
-	var order []string
-	calls := make(map[string][]string) // by how they end
 	for i, row := range cells {
 		if row == nil {
 			continue
@@ -307,32 +287,11 @@ func checkTable(t *testing.T, page, server string, cells [][]pageCell, all bool)
 			end += fmt.Sprintf(" %s, %.1f s |", cell.says(), cell.took.Seconds())
 			requireText(t, cell)
 		}
-		if calls[end] == nil {
-			order = append(order, end)
-		}
-		calls[end] = append(calls[end], name)
-		if !*writeErrors {
-			assert.Equal(t, withoutTimes(cmp.Or(old[name], old[others])), withoutTimes(end), "%s while the server %s: see TestErrorsPage", name, server)
-		}
-		delete(old, name)
+		assert.Equal(t, withoutTimes(cmp.Or(said[name], said[others])), withoutTimes(end), "%s while the server %s: see TestErrorsPage", name, server)
+		delete(said, name)
 	}
-	delete(old, others)
-	if !*writeErrors {
-		assert.False(t, all && len(old) > 0, "the table has calls that were not made while the server %s: %v", server, old)
-		return page
-	}
-	lines := regexp.MustCompile(`(?m)(^\| ` + server + ` \| .*\n)+`)
-	var found string
-	for _, end := range order {
-		names := strings.Join(calls[end], "; ")
-		if len(calls[end]) > 2*len(order) {
-			names = others
-		}
-		found += "| " + server + " | " + names + " " + end + "\n"
-	}
-	require.Len(t, lines.FindAllString(table, -1), 1, "the table has no lines, or lines in two places, of a server that %s", server)
-	table = lines.ReplaceAllLiteralString(table, found)
-	return head + "<!-- calls -->\n" + table + "<!-- end -->" + tail
+	delete(said, others)
+	assert.False(t, all && len(said) > 0, "the table has calls that were not made while the server %s: %v", server, said)
 }
 
 func withoutTimes(cells string) string {
@@ -357,4 +316,42 @@ func requireText(t *testing.T, c pageCell) {
 	case errors.Is(c.err, dlock.ErrUnavailable):
 		assert.Regexp(t, `store unavailable: (no answer (for|within) [0-9.]+m?s|no answer: |no success for [0-9.]+s: the store refused: (.*-)?[A-Z]+ )`, c.err.Error())
 	}
+}
+
+// TestStuckKey runs the commands with which docs/operations.md looks at a key, while one Client holds
+// it and another waits. Each finds something.
+func TestStuckKey(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../docs/operations.md")
+	require.NoError(t, err)
+	_, chapter, _ := strings.Cut(string(page), "## What to do when a key is stuck")
+	chapter, _, _ = strings.Cut(chapter, "\n## ")
+	commands := regexp.MustCompile(`(?m)^redis-cli (.*)$`).FindAllStringSubmatch(chapter, -1)
+	require.GreaterOrEqual(t, len(commands), 4)
+
+	server := redistest.Start(t)
+	l, _ := clients.GoRedis.Dial(t, clients.At(server.Addr()), rediscore.WithPrefix("myapp:lock:"))
+	client := dlock.New(l)
+	lease, err := client.Acquire(t.Context(), "order:7")
+	require.NoError(t, err)
+	waited := make(chan struct{})
+	go func() { defer close(waited); _, _ = client.Acquire(t.Context(), "order:7") }()
+	soon(t, func() bool { return listening(t, server, "myapp:lock:") == 1 })
+	var tag string
+	for _, c := range commands {
+		args := strings.Fields(strings.NewReplacer("'", "", "{TAG}", tag).Replace(c[1]))
+		if args[0] == "--scan" { // as redis-cli does it
+			args = []string{"KEYS", args[2]}
+		}
+		reply := do(t, server, args...)
+		require.NotEmpty(t, reply, "%q", args)
+		if args[0] == "KEYS" {
+			require.Len(t, reply, 2)
+			tag = regexp.MustCompile(`\{.*\}`).FindString(reply.([]any)[0].(string))
+		}
+	}
+	require.NoError(t, lease.Release())
+	<-waited
+	require.NoError(t, client.Close())
+	require.NoError(t, l.Close())
 }

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -24,10 +25,13 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/backend/rueidis"
+	"github.com/dlock-go/dlock/conformance"
 	"github.com/dlock-go/dlock/election"
+	"github.com/dlock-go/dlock/internal/faultproxy"
 	"github.com/dlock-go/dlock/internal/redistest"
 	"github.com/dlock-go/dlock/once"
 	"github.com/dlock-go/dlock/semaphore"
@@ -106,78 +110,72 @@ func command(args ...string) func(*testing.T, *redistest.Server) {
 // state of the server, and whoever has none fails at once. If the server then forbids the call, the wait ends.
 func TestRefusedCalls(t *testing.T) {
 	t.Parallel()
-	for _, a := range clients.All {
-		t.Run(a.Name, func(t *testing.T) {
-			t.Parallel()
-			for _, c := range refusals {
-				t.Run(c.text, func(t *testing.T) {
-					server := redistest.Start(t, c.args...)
-					old := isOld(server)
-					if c.user != "" {
-						do(t, server, "ACL", "SETUSER", c.user, "on", ">"+clients.Password, "~*", "+@all")
-						if _, err := server.Do("ACL", "SETUSER", c.user, "allchannels"); err != nil {
-							t.Log(err)
-						}
+	each(t, clients.All, func(t *testing.T, a clients.Library) {
+		for _, c := range refusals {
+			t.Run(c.text, func(t *testing.T) {
+				server := redistest.Start(t, c.args...)
+				old := isOld(server)
+				if c.user != "" {
+					do(t, server, "ACL", "SETUSER", c.user, "on", ">"+clients.Password, "~*", "+@all")
+					if _, err := server.Do("ACL", "SETUSER", c.user, "allchannels"); err != nil {
+						t.Log(err)
 					}
-					l := dialAs(t, a, server.Addr(), c.user)
-					_, _ = l.Inspect(t.Context(), "k") // connects
-					if c.refuse != nil {
-						c.refuse(t, server)
+				}
+				l := dialAs(t, a, server.Addr(), c.user)
+				_, _ = l.Inspect(t.Context(), "k") // connects
+				if c.refuse != nil {
+					c.refuse(t, server)
+				}
+				for method, call := range calls(l, "k") {
+					if strings.Contains(c.spares, method) {
+						continue
 					}
-					for method, call := range calls(l, "k") {
-						if strings.Contains(c.spares, method) {
-							continue
-						}
-						err := refusedWith(t, c.text, call)
-						require.Equal(t, c.verdict, verdictOf(err), "%s: %v", method, err)
-						require.Equal(t, c.verdict != "no effect, for now", dlock.Refused(err), "%s: a server has answered: %v", method, err)
-					}
-					if c.heal == nil || old {
-						return
-					}
-					patient := startPatient(t, l, "a")
-					patient.requireWait(t)
+					err := refusedWith(t, c.text, call)
+					require.Equal(t, c.verdict, verdictOf(err), "%s: %v", method, err)
+					require.Equal(t, c.verdict != "no effect, for now", dlock.Refused(err), "%s: a server has answered: %v", method, err)
+				}
+				if c.heal == nil || old {
+					return
+				}
+				patient := startPatient(t, l, "a")
+				patient.requireWait(t)
+				c.heal(t, server)
+				patient.await(t, "")
+				if c.text == "OOM" {
+					c.refuse(t, server)
+					patient = startPatient(t, l, "b")
+					time.Sleep(300 * time.Millisecond)
+					do(t, server, "ACL", "SETUSER", c.user, "-evalsha", "-eval")
+					patient.await(t, "the store refused: NOPERM")
+					do(t, server, "ACL", "SETUSER", c.user, "+evalsha", "+eval")
 					c.heal(t, server)
-					patient.await(t, "")
-					if c.text == "OOM" {
-						c.refuse(t, server)
-						patient = startPatient(t, l, "b")
-						time.Sleep(300 * time.Millisecond)
-						do(t, server, "ACL", "SETUSER", c.user, "-evalsha", "-eval")
-						patient.await(t, "the store refused: NOPERM")
-						do(t, server, "ACL", "SETUSER", c.user, "+evalsha", "+eval")
-						c.heal(t, server)
-					}
-				})
-			}
-		})
-	}
+				}
+			})
+		}
+	})
 }
 
 // A server that has no connection left is one in such a state, too.
 func TestMaxClients(t *testing.T) {
 	t.Parallel()
-	for _, a := range clients.All {
-		t.Run(a.Name, func(t *testing.T) {
-			t.Parallel()
-			server := redistest.Start(t)
-			sinceRedis7(t, server)
-			l := dial(t, a, server.Addr())
-			_, err := l.Inspect(t.Context(), "k") // connects
-			require.NoError(t, err)
-			last, err := redigolib.Dial("tcp", server.Addr())
-			require.NoError(t, err)
-			t.Cleanup(func() { last.Close() })
-			call := func(name string, args ...any) { _, err := last.Do(name, args...); require.NoError(t, err) }
-			call("CONFIG", "SET", "maxclients", "1")
-			call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-			call("CLIENT", "KILL", "TYPE", "pubsub")
-			patient := startPatient(t, l, "a")
-			patient.requireWait(t)
-			call("CONFIG", "SET", "maxclients", "1000")
-			patient.await(t, "")
-		})
-	}
+	each(t, clients.All, func(t *testing.T, a clients.Library) {
+		server := redistest.Start(t)
+		sinceRedis7(t, server)
+		l := dial(t, a, server.Addr())
+		_, err := l.Inspect(t.Context(), "k") // connects
+		require.NoError(t, err)
+		last, err := redigolib.Dial("tcp", server.Addr())
+		require.NoError(t, err)
+		t.Cleanup(func() { last.Close() })
+		call := func(name string, args ...any) { _, err := last.Do(name, args...); require.NoError(t, err) }
+		call("CONFIG", "SET", "maxclients", "1")
+		call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+		call("CLIENT", "KILL", "TYPE", "pubsub")
+		patient := startPatient(t, l, "a")
+		patient.requireWait(t)
+		call("CONFIG", "SET", "maxclients", "1000")
+		patient.await(t, "")
+	})
 }
 
 // waiters are the callers that wait for the end of such a state, by the names of their keys.
@@ -439,7 +437,7 @@ func dump(t *testing.T, s *redistest.Server) string {
 
 func awaitAnswer(t *testing.T, s *redistest.Server, answer string, args ...string) {
 	t.Helper()
-	require.Eventually(t, func() bool {
+	soon(t, func() bool {
 		_, err := s.Do(args...)
 		return err != nil && strings.Contains(err.Error(), answer)
 	}, 20*time.Second, pause, answer)
@@ -622,23 +620,20 @@ func unanswered(t *testing.T) string {
 // unknown.
 func TestAnswerThatNeverComes(t *testing.T) {
 	t.Parallel()
-	for _, a := range clients.All {
-		t.Run(a.Name, func(t *testing.T) {
-			t.Parallel()
-			server := redistest.Start(t)
-			for method := range calls(nil, "k") {
-				l := dial(t, a, server.Addr())
-				for _, connects := range []string{"Renew", "RenewBatch"} { // go-redis has two pools
-					require.NoError(t, calls(l, "k")[connects](t.Context()))
-				}
-				server.Suspend()
-				err := endedUnanswered(t, calls(l, "k")[method])
-				server.Resume()
-				require.Error(t, err, method)
-				require.Empty(t, verdictOf(err), "%s: %v", method, err)
+	each(t, clients.All, func(t *testing.T, a clients.Library) {
+		server := redistest.Start(t)
+		for method := range calls(nil, "k") {
+			l := dial(t, a, server.Addr())
+			for _, connects := range []string{"Renew", "RenewBatch"} { // go-redis has two pools
+				require.NoError(t, calls(l, "k")[connects](t.Context()))
 			}
-		})
-	}
+			server.Suspend()
+			err := endedUnanswered(t, calls(l, "k")[method])
+			server.Resume()
+			require.Error(t, err, method)
+			require.Empty(t, verdictOf(err), "%s: %v", method, err)
+		}
+	})
 }
 
 // endedUnanswered makes a call that ends with its ctx. If that was over before anything was
@@ -653,4 +648,101 @@ func endedUnanswered(t *testing.T, call func(context.Context) error) (err error)
 		}
 	}
 	return err
+}
+
+// limits are what rented services do not allow: some refuse scripts by their text, others a command that a script calls. The
+// words are those of Tair and of Redis, or are made up.
+var limits = map[string]struct {
+	server []string // options
+	reject func(r faultproxy.Request) string
+}{
+	"PublishWhenCalled": {withoutPublish, func(faultproxy.Request) string { return "" }},
+	"PublishByText": {nil, func(r faultproxy.Request) string {
+		switch {
+		case strings.Contains(sourceOf(r), "PUBLISH"):
+			return "ERR PUBLISH is not supported in a script"
+		case faultproxy.Command("WAIT")(r):
+			return "ERR WAIT is not supported by the proxy"
+		}
+		return ""
+	}},
+	"Everything": {withoutPublish, func(r faultproxy.Request) string { return adaptertest.RefuseText(sourceOf(r)) }},
+}
+
+var withoutPublish = []string{"--rename-command", "PUBLISH", "", "--rename-command", "WAIT", ""}
+
+// sourceOf is the source of a script, or "".
+func sourceOf(r faultproxy.Request) string {
+	switch {
+	case faultproxy.Command("EVAL")(r):
+		return r.Args[1]
+	case faultproxy.Command("SCRIPT", "LOAD")(r):
+		return r.Args[2]
+	}
+	return ""
+}
+
+// A Locker without a queue passes the suite where scripts are limited, with each library if DLOCK_LONG has adapters. With a queue,
+// one error says so.
+func TestLimits(t *testing.T) {
+	for name, limit := range limits {
+		for _, a := range clients.All {
+			t.Run(name+"/"+a.Name, func(t *testing.T) {
+				t.Parallel()
+				server := redistest.Start(t, limit.server...)
+				proxy := adaptertest.Proxy(t, server.Addr())
+				proxy.Reject(limit.reject)
+				dial := func(t *testing.T, opts ...rediscore.Option) *rediscore.Locker {
+					l, _ := a.Dial(t, clients.At(proxy.Addr()), opts...)
+					t.Cleanup(func() { require.NoError(t, l.Close()) })
+					return l
+				}
+				requireLimit(t, dial)
+				_, err := dial(t, rediscore.WithQueue(false), rediscore.WithReplicas(1, time.Second)).TryAcquire(t.Context(), "r", "t", ttl)
+				require.ErrorIs(t, err, dlock.ErrInvalid)
+				require.ErrorContains(t, err, "WithReplicas")
+				plain := dial(t, rediscore.WithQueue(false))
+				_, err = plain.TryAcquireSet(t.Context(), []dlock.Acquisition{{Key: "s", Token: "t", TTL: ttl}, {Key: "s2", Token: "t", TTL: ttl}})
+				if name != "Everything" {
+					require.NoError(t, err)
+					return
+				}
+				require.ErrorIs(t, err, errors.ErrUnsupported)
+				if a.Name != "goredis" && !adaptertest.All() {
+					return // the scripts are the same
+				}
+				conformance.Run(t, conformance.Harness{
+					New: func(t *testing.T) dlock.Locker {
+						if path.Base(t.Name()) == "NoLeaks" {
+							t.Skip("other tests run in this process")
+						}
+						return dial(t, rediscore.WithQueue(false))
+					},
+					Wipe: func(t *testing.T) { do(t, server, "FLUSHALL") },
+					TTL:  400 * time.Millisecond, // other tests run beside it
+				})
+			})
+		}
+	}
+}
+
+// requireLimit fails unless waiters get an error that names the option once, and leave nothing.
+func requireLimit(t *testing.T, dial func(*testing.T, ...rediscore.Option) *rediscore.Locker) {
+	plain := dial(t, rediscore.WithQueue(false))
+	acquire(t, plain, "k", "H")
+	_, err := dial(t).Acquire(t.Context(), "k", "w", ttl)
+	_, err2 := dlock.New(dial(t)).Acquire(t.Context(), "k")
+	for _, err := range []error{err, err2} {
+		require.ErrorIs(t, err, dlock.ErrInvalid)
+		require.Equal(t, 1, strings.Count(err.Error(), "WithQueue(false)"), err.Error())
+		require.NotErrorIs(t, err, dlock.ErrUnavailable)
+	}
+	held, err := plain.Release(t.Context(), "k", "w") // as who gets the error must
+	require.NoError(t, err)
+	require.False(t, held)
+	soon(t, func() bool { // the Client releases in the background
+		hold, err := plain.Inspect(t.Context(), "k")
+		return err == nil && hold.Token == "H" && hold.Waiting == 0
+	})
+	release(t, plain, "k", "H")
 }

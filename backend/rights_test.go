@@ -262,9 +262,8 @@ func TestInboxErrorOfAUser(t *testing.T) {
 			l := dialAs(t, a, server.Addr(), name, rediscore.WithPrefix(name), rediscore.WithInboxError(func(err error) { told <- err }))
 			defer l.Close()
 			acquire(t, l, "k", "H")
-			ended := make(chan error, 1)
-			go func() { _, err := l.Acquire(t.Context(), "k", "w", ttl); ended <- err }()
-			require.Eventually(t, func() bool { return len(told) > 0 }, patient, pause)
+			ended := startWait(t.Context(), l, "k", "w")
+			soon(t, func() bool { return len(told) > 0 })
 			require.ErrorContains(t, <-told, "NOPERM")
 			release(t, l, "k", "H")
 			require.NoError(t, <-ended)
@@ -331,10 +330,10 @@ func TestRightsWithReplicas(t *testing.T) {
 			require.ErrorContains(t, err, "NOPERM")
 			do(t, master, "ACL", "LOG", "RESET")
 			setUser(t, master, commands[replicaRights:replicaRights+1], "")
-			require.Eventually(t, func() bool { // on a busy machine a replica may be late
+			soon(t, func() bool { // on a busy machine a replica may be late
 				a, err := l.TryAcquire(t.Context(), "with", "t", ttl)
 				return err == nil && a.Acquired
-			}, patient, pause)
+			})
 			requireNothingRefused(t, master)
 		})
 	}
@@ -405,8 +404,7 @@ func useInCluster(t *testing.T, cluster *redistest.Cluster, user string, limit t
 	if _, err := l.TryAcquire(ctx, "k", "a", ttl); err != nil {
 		return []error{err}
 	}
-	waited := make(chan error, 1)
-	go func() { _, err := l.Acquire(ctx, "k", "b", ttl); waited <- err }()
+	waited := startWait(ctx, l, "k", "b")
 	server := cluster.MasterOf(t, user+"k")
 	for len(waited) == 0 && len(told) == 0 && listening(t, server, user) == 0 {
 		time.Sleep(pause)

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,14 +15,17 @@ import (
 	redigolib "github.com/gomodule/redigo/redis"
 	goredislib "github.com/redis/go-redis/v9"
 	rueidislib "github.com/redis/rueidis"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/goredis"
+	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/internal/clients"
 	"github.com/dlock-go/dlock/backend/redigo"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/backend/rueidis"
+	"github.com/dlock-go/dlock/internal/faultproxy"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -158,7 +162,7 @@ func requireHandover(t *testing.T, server *redistest.Server, l *rediscore.Locker
 				}
 			}()
 		}
-		require.Eventually(t, func() bool { return listening(t, server, t.Name()) == 2 }, patient, pause)
+		soon(t, func() bool { return listening(t, server, t.Name()) == 2 })
 		holder := "w0"
 		for range 2 {
 			before := scripts(t, server)
@@ -213,19 +217,16 @@ func TestSocket(t *testing.T) {
 // TestDatabases waits for the same key in two databases, which share their channels.
 func TestDatabases(t *testing.T) {
 	t.Parallel()
-	for _, a := range clients.All {
-		t.Run(a.Name, func(t *testing.T) {
-			t.Parallel()
-			server := redistest.Start(t)
-			var lockers []*rediscore.Locker
-			for _, db := range []int{3, 4} {
-				l, _ := a.Dial(t, clients.Settings{Addrs: []string{server.Addr()}, DB: db, Caches: true}, rediscore.WithPrefix(t.Name()))
-				t.Cleanup(func() { l.Close() })
-				lockers = append(lockers, l)
-			}
-			requireByMessage(t, func() (others int64) { return handOverInTurn(t, server, lockers) })
-		})
-	}
+	each(t, clients.All, func(t *testing.T, a clients.Library) {
+		server := redistest.Start(t)
+		var lockers []*rediscore.Locker
+		for _, db := range []int{3, 4} {
+			l, _ := a.Dial(t, clients.Settings{Addrs: []string{server.Addr()}, DB: db, Caches: true}, rediscore.WithPrefix(t.Name()))
+			t.Cleanup(func() { l.Close() })
+			lockers = append(lockers, l)
+		}
+		requireByMessage(t, func() (others int64) { return handOverInTurn(t, server, lockers) })
+	})
 }
 
 // handOverInTurn has a waiter in each database, and hands over in one after the other. It
@@ -240,10 +241,10 @@ func handOverInTurn(t *testing.T, server *redistest.Server, lockers []*rediscore
 		acquire(t, l, key, "holder")
 		go func() { _, err := l.Acquire(t.Context(), key, waiter(db), ttl); granted[db] <- err }()
 	}
-	require.Eventually(t, func() bool {
+	soon(t, func() bool {
 		inboxes := do(t, server, "PUBSUB", "CHANNELS", t.Name()+"dlock1:inbox:*").([]any)
 		return len(inboxes) == len(lockers)
-	}, patient, pause)
+	})
 	for db, l := range lockers {
 		before := scripts(t, server)
 		require.True(t, release(t, l, key, "holder"))
@@ -334,4 +335,358 @@ func TestExhaustedPool(t *testing.T) {
 			t.Log(lease.Err(), err)
 		})
 	}
+}
+
+// Decorators have the methods of what is embedded, as those for metrics and traces do.
+type (
+	ofSingle  struct{ *goredislib.Client }
+	ofCluster struct{ *goredislib.ClusterClient }
+	ofRing    struct{ *goredislib.Ring }
+	ofAny     struct{ goredislib.UniversalClient } // hides what it is for
+	ofRueidis struct{ rueidislib.Client }
+
+	clusterMethods interface {
+		goredislib.UniversalClient
+		MasterForKey(ctx context.Context, key string) (*goredislib.Client, error)
+		ForEachShard(ctx context.Context, f func(context.Context, *goredislib.Client) error) error
+	}
+	ofMethods struct{ clusterMethods }
+)
+
+// TestDecorators uses decorated clients: they serve waiters by messages, as the client inside does.
+func TestDecorators(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	single := goredislib.NewClient(&goredislib.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
+	t.Cleanup(func() { single.Close() })
+	for name, l := range map[string]func(opts ...rediscore.Option) *rediscore.Locker{
+		"goredis":        func(opts ...rediscore.Option) *rediscore.Locker { return goredis.New(ofSingle{single}, opts...) },
+		"goredis/hidden": func(opts ...rediscore.Option) *rediscore.Locker { return goredis.New(ofAny{single}, opts...) },
+		"rueidis": func(opts ...rediscore.Option) *rediscore.Locker {
+			return rueidis.New(ofRueidis{rueidisClient(t, server.Addr())}, opts...)
+		},
+	} {
+		t.Run(name, func(t *testing.T) { requireHandover(t, server, l(rediscore.WithPrefix(t.Name()))) })
+	}
+}
+
+func rueidisClient(t *testing.T, addrs ...string) rueidislib.Client {
+	client, err := rueidislib.NewClient(rueidislib.ClientOption{InitAddress: addrs, DisableCache: true})
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+	return client
+}
+
+// TestDecoratorsInACluster does the same in a cluster, also with replicas.
+func TestDecoratorsInACluster(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 3, 1)
+	sinceRedis7(t, cluster.Nodes[0])
+	client := goredislib.NewClusterClient(&goredislib.ClusterOptions{Addrs: cluster.Addrs(), ContextTimeoutEnabled: true})
+	t.Cleanup(func() { client.Close() })
+	for name, l := range map[string]func(opts ...rediscore.Option) *rediscore.Locker{
+		"goredis":         func(opts ...rediscore.Option) *rediscore.Locker { return goredis.New(ofCluster{client}, opts...) },
+		"goredis/methods": func(opts ...rediscore.Option) *rediscore.Locker { return goredis.New(ofMethods{client}, opts...) },
+		"goredis/inside": func(opts ...rediscore.Option) *rediscore.Locker {
+			return goredis.New(ofAny{client}, append(opts, goredis.WithInside(client))...)
+		},
+		"rueidis": func(opts ...rediscore.Option) *rediscore.Locker {
+			return rueidis.New(ofRueidis{rueidisClient(t, cluster.Addrs()...)}, opts...)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			requireHandover(t, cluster.MasterOf(t, t.Name()+"k"), l(rediscore.WithPrefix(t.Name())))
+			requireCycle(t, l(rediscore.WithPrefix(t.Name()), rediscore.WithReplicas(1, patient)), "replicated")
+		})
+	}
+	t.Run("single", func(t *testing.T) { // a client of one server at a node
+		for _, a := range clients.All {
+			for _, node := range cluster.Nodes[:3] {
+				if node == cluster.MasterOf(t, "k") {
+					continue
+				}
+				for method, call := range calls(dial(t, a, node.Addr()), "k") {
+					err := call(t.Context())
+					require.ErrorContains(t, err, "locks need a client of the cluster", "%s, %s", a.Name, method)
+					require.True(t, dlock.NoEffect(err) && dlock.Refused(err), "%s, %s: %v", a.Name, method, err)
+				}
+			}
+		}
+	})
+	t.Run("hidden", func(t *testing.T) {
+		requireRefused(t, ofAny{client}, "hides whether it is for one server, a cluster or a ring")
+		requireRefused(t, ofAny{ofAny{ofCluster{client}}}, "hides whether")
+	})
+}
+
+// TestDecoratedRings wraps a ring: on two of its clients a key may be on two servers.
+func TestDecoratedRings(t *testing.T) {
+	ring := goredislib.NewRing(&goredislib.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
+	t.Cleanup(func() { ring.Close() })
+	requireRefused(t, ring, "a ring")
+	requireRefused(t, ofRing{ring}, "a ring")
+	requireRefused(t, ofAny{ring}, "hides whether")
+	requireRefused(t, ofAny{ofRing{ring}}, "hides whether")
+	requireRefused(t, ofAny{ring}, "a ring", goredis.WithInside(ring))
+	requireRefused(t, ofAny{ring}, "WithInside(<nil>)", goredis.WithInside(nil))
+}
+
+// requireRefused fails unless all calls fail with a reason, and had no effect.
+func requireRefused(t *testing.T, client goredislib.UniversalClient, reason string, opts ...rediscore.Option) {
+	t.Helper()
+	l := goredis.New(client, opts...)
+	defer l.Close()
+	for method, call := range calls(l, "k") {
+		err := call(t.Context())
+		require.ErrorIs(t, err, dlock.ErrInvalid, method)
+		require.ErrorContains(t, err, reason, method)
+		require.True(t, dlock.NoEffect(err), method)
+	}
+}
+
+// A chaos panics in all methods of a client, while it is on.
+type chaos struct{ on atomic.Bool }
+
+func (c *chaos) strike() {
+	if c.on.Load() {
+		panic("chaos")
+	}
+}
+
+type (
+	chaoticGoRedis struct {
+		*goredislib.Client
+		*chaos
+	}
+	chaoticRueidis struct {
+		rueidislib.Client
+		*chaos
+	}
+	chaoticRedigo struct {
+		redigolib.Conn
+		*chaos
+	}
+)
+
+func (c chaoticGoRedis) Options() *goredislib.Options { c.strike(); return c.Client.Options() }
+
+func (c chaoticGoRedis) Process(ctx context.Context, cmd goredislib.Cmder) error {
+	c.strike()
+	return c.Client.Process(ctx, cmd)
+}
+
+func (c chaoticGoRedis) Pipeline() goredislib.Pipeliner { c.strike(); return c.Client.Pipeline() }
+
+func (c chaoticGoRedis) Subscribe(ctx context.Context, channels ...string) *goredislib.PubSub {
+	if c.on.Load() {
+		return nil // dlock panics then, in a goroutine
+	}
+	return c.Client.Subscribe(ctx, channels...)
+}
+
+func (c chaoticRueidis) B() rueidislib.Builder       { c.strike(); return c.Client.B() }
+func (c chaoticRueidis) Mode() rueidislib.ClientMode { c.strike(); return c.Client.Mode() }
+func (c chaoticRueidis) Nodes() map[string]rueidislib.Client {
+	c.strike()
+	return c.Client.Nodes()
+}
+
+func (c chaoticRueidis) Do(ctx context.Context, cmd rueidislib.Completed) rueidislib.RedisResult {
+	defer c.strike()
+	return c.Client.Do(ctx, cmd)
+}
+
+func (c chaoticRueidis) DoMulti(ctx context.Context, cmds ...rueidislib.Completed) []rueidislib.RedisResult {
+	defer c.strike()
+	return c.Client.DoMulti(ctx, cmds...)
+}
+
+func (c chaoticRueidis) Receive(ctx context.Context, cmd rueidislib.Completed, f func(rueidislib.PubSubMessage)) error {
+	defer c.strike()
+	return c.Client.Receive(ctx, cmd, f)
+}
+
+func (c chaoticRedigo) Do(name string, args ...any) (any, error) {
+	defer c.strike()
+	return c.Conn.Do(name, args...)
+}
+
+func (c chaoticRedigo) Receive() (any, error) { c.strike(); return c.Conn.Receive() }
+func (c chaoticRedigo) Close() error          { defer c.strike(); return c.Conn.Close() }
+
+// TestClientsThatPanic uses clients that panic in all their methods for a while: in calls, subscriptions, and what they tell
+// of themselves. The calls fail, their outcome is unknown, and the process goes on. Waiters are served afterwards.
+func TestClientsThatPanic(t *testing.T) {
+	t.Parallel()
+	for name, dial := range map[string]func(t *testing.T, addr string, c *chaos, opts ...rediscore.Option) *rediscore.Locker{
+		"goredis": func(t *testing.T, addr string, c *chaos, opts ...rediscore.Option) *rediscore.Locker {
+			client := goredislib.NewClient(&goredislib.Options{Addr: addr, ContextTimeoutEnabled: true})
+			t.Cleanup(func() { client.Close() })
+			return goredis.New(chaoticGoRedis{client, c}, append(opts, rediscore.WithPrefix(t.Name()))...)
+		},
+		"rueidis": func(t *testing.T, addr string, c *chaos, opts ...rediscore.Option) *rediscore.Locker {
+			return rueidis.New(chaoticRueidis{rueidisClient(t, addr), c}, append(opts, rediscore.WithPrefix(t.Name()))...)
+		},
+		"redigo": func(t *testing.T, addr string, c *chaos, opts ...rediscore.Option) *rediscore.Locker {
+			pool := &redigolib.Pool{MaxIdle: 10, DialContext: func(ctx context.Context) (redigolib.Conn, error) {
+				conn, err := redigolib.DialContext(ctx, "tcp", addr)
+				return chaoticRedigo{conn, c}, err
+			}}
+			t.Cleanup(func() { pool.Close() })
+			return redigo.New(pool, append(opts, rediscore.WithPrefix(t.Name()))...)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			c := new(chaos)
+			l := dial(t, server.Addr(), c)
+			acquire(t, l, "held", "H")
+			granted := startWait(t.Context(), l, "held", "w")
+			soon(t, func() bool { return listening(t, server, t.Name()) == 1 })
+			reasons := make(chan error, 1)
+			without := dial(t, server.Addr(), c, rediscore.WithInboxError(func(err error) { reasons <- err }))
+			defer without.Close()
+			c.on.Store(true)
+			for _, l := range []*rediscore.Locker{l, without} {
+				for method, call := range calls(l, "k") {
+					ctx, cancel := context.WithTimeout(t.Context(), patient)
+					err := call(ctx)
+					cancel()
+					require.ErrorContains(t, err, "the Redis client panicked", method)
+					require.False(t, dlock.NoEffect(err), "%s: %v", method, err)
+				}
+			}
+			require.ErrorContains(t, <-reasons, "panicked", "without has no inbox yet")
+			c.on.Store(false)
+			require.True(t, release(t, l, "held", "H"))
+			require.NoError(t, <-granted)
+			require.True(t, release(t, l, "held", "w"))
+			l.Close()
+		})
+	}
+}
+
+// A wrapped connection has only the methods of redigo's Conn.
+type wrapped struct{ redigolib.Conn }
+
+// TestWrappedConnections uses redigo with connections that hide the methods for contexts and
+// time-outs.
+func TestWrappedConnections(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
+	t.Parallel()
+	server := redistest.Start(t)
+	wrap := func(options ...redigolib.DialOption) *redigolib.Pool {
+		return &redigolib.Pool{MaxIdle: 10, DialContext: func(ctx context.Context) (redigolib.Conn, error) {
+			conn, err := redigolib.DialContext(ctx, "tcp", server.Addr(), options...)
+			if err != nil {
+				return nil, err
+			}
+			return wrapped{conn}, nil
+		}}
+	}
+	pool := wrap(redigolib.DialReadTimeout(2 * time.Second))
+	t.Cleanup(func() { pool.Close() })
+	t.Run("Handover", func(t *testing.T) { requireHandover(t, server, redigo.New(pool, redigo.WithPrefix(t.Name()))) })
+	t.Run("Lease", func(t *testing.T) {
+		const ttl = 2 * time.Second
+		client := dlock.New(redigo.New(pool), dlock.WithTTL(ttl))
+		defer client.Close()
+		for range 2 {
+			lease, err := client.Acquire(t.Context(), t.Name())
+			require.NoError(t, err)
+			for first := lease.Deadline(); lease.Deadline().Sub(first) < ttl/2; time.Sleep(pause) {
+				require.NoError(t, lease.Err())
+			}
+			require.NoError(t, lease.Release())
+		}
+	})
+	t.Run("Inbox", func(t *testing.T) { // silent for longer than the connection's read time-out
+		l := redigo.New(pool, redigo.WithPrefix(t.Name()))
+		defer l.Close()
+		acquire(t, l, "k", "H")
+		ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
+		defer cancel()
+		go l.Acquire(ctx, "k", "w", ttl)
+		awaitInbox(t, server)()
+		subscribed := server.CommandCount(t)["subscribe"]
+		<-ctx.Done()
+		require.Equal(t, subscribed, server.CommandCount(t)["subscribe"])
+	})
+	t.Run("Hangs", func(t *testing.T) {
+		pool := wrap(redigolib.DialReadTimeout(time.Minute))
+		t.Cleanup(func() { pool.Close() })
+		l := redigo.New(pool)
+		acquire(t, l, t.Name(), "H")
+		server.Suspend()
+		for method, call := range calls(l, t.Name()) {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			began := time.Now()
+			err := call(ctx)
+			cancel()
+			require.ErrorIs(t, err, context.DeadlineExceeded, method)
+			require.Less(t, time.Since(began), 10*time.Second, method)
+		}
+		server.Resume()
+		require.True(t, retry(func() error { _, err := l.Release(t.Context(), t.Name(), "H"); return err }) == nil)
+		require.Eventually(t, func() bool { // every connection is given back
+			return pool.ActiveCount() == pool.IdleCount()
+		}, 20*time.Second, pause)
+	})
+}
+
+// TestCrowd has a hundred goroutines of one process wait for one lock, through a client with one connection in a slow network.
+// The holder's renewals do not suffer, there is at most one more connection, and all are served.
+func TestCrowd(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
+	t.Parallel()
+	const crowd = 100
+	each(t, clients.All, func(t *testing.T, a clients.Library) {
+		server := redistest.Start(t)
+		proxy := adaptertest.Proxy(t, server.Addr())
+		proxy.Slow(faultproxy.Both, faultproxy.Pace{Latency: 2500 * time.Microsecond})
+		l, _ := a.Dial(t, clients.Settings{Addrs: []string{proxy.Addr()}, Pool: 1, Patience: time.Minute})
+		defer l.Close()
+		locks := dlock.New(l, dlock.WithTTL(10*time.Second))
+		defer locks.Close()
+		holder, err := locks.Acquire(t.Context(), "k")
+		require.NoError(t, err)
+		var all sync.WaitGroup
+		defer all.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 2*patient)
+		defer cancel()
+		for range crowd {
+			all.Go(func() {
+				lease, err := locks.Acquire(ctx, "k")
+				if err == nil {
+					err = lease.Release()
+				}
+				assert.NoError(t, err)
+			})
+		}
+		awaitQueues(t, server, crowd)
+		time.Sleep(time.Second)
+		require.NoError(t, holder.Err(), "the holder's lease")
+		list := do(t, server, "CLIENT", "LIST", "TYPE", "pubsub").(string)
+		require.LessOrEqual(t, strings.Count(list, "\n"), 1, "connections with subscriptions: %s", list)
+		require.NoError(t, holder.Release())
+		all.Wait()
+	})
+}
+
+// awaitQueues waits until n tokens are in queues, all with an inbox.
+func awaitQueues(t *testing.T, s *redistest.Server, n int) {
+	t.Helper()
+	const count = `local n = 0
+		for _, key in ipairs(redis.call('KEYS', '*dlock1:waiters:*')) do
+			for i, entry in ipairs(redis.call('HVALS', key)) do
+				if entry:match('^%d+ %d+ %d+ [ps]') then n = n + 1 end
+			end
+		end
+		return n`
+	require.Eventually(t, func() bool { return do(t, s, "EVAL", count, "0") == int64(n) }, 2*time.Minute, 100*time.Millisecond, "not all wait with an inbox")
 }

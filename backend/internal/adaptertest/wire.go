@@ -6,11 +6,13 @@ import (
 	"os"
 	"os/exec"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
@@ -111,13 +113,20 @@ func requireCalls(t *testing.T, l *rediscore.Locker, before func()) {
 	}
 }
 
+// Proxy returns a proxy before a server. It is closed when t ends.
+func Proxy(t testing.TB, addr string) *faultproxy.Proxy {
+	t.Helper()
+	proxy, err := faultproxy.New(addr)
+	require.NoError(t, err)
+	t.Cleanup(proxy.Close)
+	return proxy
+}
+
 // NothingIsSentTwice is one of the tests of Run, for a client of another kind. It cuts the connection when a call has reached the server, and
 // counts how often the server runs it.
 func NothingIsSentTwice(t *testing.T, a Adapter) {
 	server := redistest.Start(t)
-	proxy, err := faultproxy.New(server.Addr())
-	require.NoError(t, err)
-	t.Cleanup(proxy.Close)
+	proxy := Proxy(t, server.Addr())
 	l := rediscore.New(a.dial(t, proxy.Addr()))
 	for _, name := range inOrder {
 		if name == "Inspect" { // it may be sent twice
@@ -235,5 +244,97 @@ func (i *Inbox) requireLost() {
 		i.t.Logf("Listen returned %q", err)
 	case <-time.After(10 * time.Second):
 		i.t.Fatal("Listen did not notice that its subscription was gone")
+	}
+}
+
+// scan finds what is locked, among keys of all kinds, without KEYS.
+func scan(t *testing.T, a Adapter) {
+	server, plain := a.start(t)
+	l := rediscore.New(a.dial(t, server.Addr()), rediscore.WithPrefix("p*:"))
+	var want []string
+	for i := range 2500 {
+		want = append(want, fmt.Sprint("job:", i))
+		take(t, l, want[i], "t")
+	}
+	take(t, l, "other", "t")
+	take(t, plain, "job:unprefixed", "t")
+	take(t, plain, "pp:job:0", "t")
+	do(t, server, "SET", "p*:job:foreign", "theirs")
+	do(t, server, "SADD", "p*:job:set", "x")
+	require.Equal(t, []string{"job:foreign"}, find(t, l, "job:f"))
+	assert.Equal(t, []string(nil), find(t, l, "job:*"))
+	want = append(want, "job:foreign")
+	slices.Sort(want)
+	assert.Equal(t, want, find(t, l, "job:"))
+	assert.Zero(t, server.CommandCount(t)["keys"])
+	for e, err := range l.Scan(t.Context(), "job:") {
+		require.NoError(t, err)
+		if e.Key != "job:foreign" {
+			assert.Equal(t, "t", e.Token)
+			assert.True(t, e.Held && e.Remaining > 0 && e.Remaining <= ttl, "%+v", e)
+		}
+		break // and nothing follows
+	}
+	require.NoError(t, l.Close())
+	for _, err := range l.Scan(t.Context(), "") {
+		require.Error(t, err)
+	}
+}
+
+func find(t *testing.T, l *rediscore.Locker, beginning string) (keys []string) {
+	t.Helper()
+	for e, err := range l.Scan(t.Context(), beginning) {
+		require.NoError(t, err)
+		keys = append(keys, e.Key)
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys)
+}
+
+const waitLimit = 200 * time.Millisecond // for replicas that do not answer
+
+// replicated tests WithReplicas with a master, and replicas of which one does not answer in the end.
+func replicated(t *testing.T, a Adapter) {
+	master := redistest.Start(t)
+	replicas := []*redistest.Server{redistest.StartReplica(t, master), redistest.StartReplica(t, master)}
+	conn := a.Dial.must(t, Settings{Addrs: []string{master.Addr()}, Timeout: patient})
+	all := rediscore.New(conn, rediscore.WithReplicas(2, patient))
+	strict := rediscore.New(conn, rediscore.WithReplicas(2, waitLimit))
+	some := rediscore.New(conn, rediscore.WithReplicas(1, dlock.NoLimit))
+
+	take(t, all, "k", "t")
+	requireOnAll(t, replicas, "k", "t", ttl)
+	held, err := all.Renew(t.Context(), "k", "t", 2*ttl)
+	require.NoError(t, err)
+	require.True(t, held)
+	requireOnAll(t, replicas, "k", "t", 2*ttl)
+	batch := []dlock.Renewal{{Key: "k", Token: "t", TTL: 3 * ttl}, {Key: "k", Token: "other", TTL: ttl}}
+	results, err := all.RenewBatch(t.Context(), batch)
+	require.NoError(t, err)
+	require.Equal(t, []dlock.RenewResult{{Held: true}, {}}, results)
+	requireOnAll(t, replicas, "k", "t", 3*ttl)
+
+	replicas[0].Suspend()
+	var few *rediscore.ReplicasError
+	_, err = strict.TryAcquire(t.Context(), "new", "t", ttl)
+	require.ErrorAs(t, err, &few)
+	require.Less(t, few.Got, 2)
+	require.Equal(t, &rediscore.ReplicasError{Got: few.Got, Want: 2, Timeout: waitLimit}, few)
+	_, err = strict.Renew(t.Context(), "k", "t", 4*ttl)
+	require.ErrorAs(t, err, &few)
+	results, err = strict.RenewBatch(t.Context(), batch)
+	require.NoError(t, err)
+	require.ErrorAs(t, results[0].Err, &few)
+	require.Equal(t, dlock.RenewResult{}, results[1], "another holds it, whatever the replicas have")
+	take(t, some, "one is enough", "t")
+}
+
+// requireOnAll requires that all replicas have a lease that lasts for about as long as expected.
+func requireOnAll(t *testing.T, replicas []*redistest.Server, key, token string, rest time.Duration) {
+	t.Helper()
+	for _, r := range replicas {
+		require.Equal(t, token, do(t, r, "GET", key))
+		ms, _ := do(t, r, "PTTL", key).(int64)
+		require.InDelta(t, rest.Milliseconds(), ms, float64(ttl.Milliseconds()/2))
 	}
 }
