@@ -19,9 +19,7 @@ func TestErrClosing(t *testing.T) {
 	server := redistest.Start(t)
 	option := rueidis.ClientOption{InitAddress: []string{server.Addr()}}
 	option.Dialer.KeepAlive = time.Hour // without pings of its own
-	client, err := rueidis.NewClient(option)
-	require.NoError(t, err)
-	t.Cleanup(client.Close)
+	client := newClient(t, option)
 	c := newConn(client).closing
 	require.Equal(t, rueidis.ErrClosing, c.after(t.Context(), rueidis.ErrClosing))
 	results := []rediscore.Result{{Reply: int64(1)}, {Err: rueidis.ErrClosing}, {Err: rueidis.ErrClosing}}

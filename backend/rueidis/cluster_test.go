@@ -30,9 +30,7 @@ func TestBatchWithASlotOfNobody(t *testing.T) {
 	if _, err := server.Do("CLUSTER", "ADDSLOTSRANGE", "0", "8191"); err != nil {
 		t.Skip(err)
 	}
-	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{server.Addr()}})
-	require.NoError(t, err)
-	t.Cleanup(client.Close)
+	client := newClient(t, rueidis.ClientOption{InitAddress: []string{server.Addr()}})
 	l := New(client)
 	t.Cleanup(func() { l.Close() })
 	served := func(key string) bool { return rediscore.Slot(key) < 8192 }
@@ -41,9 +39,9 @@ func TestBatchWithASlotOfNobody(t *testing.T) {
 		batch[i] = dlock.Renewal{Key: fmt.Sprint("k", i), Token: "mine", TTL: time.Minute}
 		if served(batch[i].Key) {
 			require.Eventually(t, func() bool { // the server is ready soon
-				_, err = l.TryAcquire(t.Context(), batch[i].Key, "mine", time.Minute)
+				_, err := l.TryAcquire(t.Context(), batch[i].Key, "mine", time.Minute)
 				return err == nil
-			}, 30*time.Second, 10*time.Millisecond, "TryAcquire: %v", err)
+			}, 30*time.Second, 10*time.Millisecond)
 		}
 	}
 	results, err := l.RenewBatch(t.Context(), batch)

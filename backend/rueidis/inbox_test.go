@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/redis/rueidis"
-	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/rediscore"
@@ -20,9 +19,7 @@ func TestInboxOnAReplica(t *testing.T) {
 	if _, err := cluster.Nodes[0].Do("PUBSUB", "SHARDCHANNELS"); err != nil {
 		t.Skipf("no shard channels: %v", err)
 	}
-	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: cluster.Addrs()})
-	require.NoError(t, err)
-	defer client.Close()
+	client := newClient(t, rueidis.ClientOption{InitAddress: cluster.Addrs()})
 	master, replica := cluster.MasterOf(t, "k"), cluster.Nodes[3]
 	for i, m := range cluster.Nodes[:3] {
 		if m == master {

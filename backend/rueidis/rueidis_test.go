@@ -47,6 +47,14 @@ func dialWith(option rueidis.ClientOption) adaptertest.Dial {
 	}
 }
 
+func newClient(t testing.TB, option rueidis.ClientOption) rueidis.Client {
+	t.Helper()
+	client, err := rueidis.NewClient(option)
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+	return client
+}
+
 func TestTopology(t *testing.T) {
 	adaptertest.RunTopologies(t, dialWith(rueidis.ClientOption{}))
 }
@@ -55,9 +63,7 @@ func TestTopology(t *testing.T) {
 // of one, the application's own blocking command works beside them, and they beside it.
 func TestListenLeavesTheBlockingPool(t *testing.T) {
 	server := redistest.Start(t)
-	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{server.Addr()}, BlockingPoolSize: 1})
-	require.NoError(t, err)
-	t.Cleanup(client.Close)
+	client := newClient(t, rueidis.ClientOption{InitAddress: []string{server.Addr()}, BlockingPoolSize: 1})
 	blocked := make(chan error, 1)
 	go func() { blocked <- client.Do(t.Context(), client.B().Blpop().Key("list").Timeout(0).Build()).Error() }()
 	require.Eventually(t, func() bool {
@@ -74,7 +80,7 @@ func TestListenLeavesTheBlockingPool(t *testing.T) {
 		inbox.RequireSubscribed()
 	}
 	require.Equal(t, connections, connected(t, server), "connections")
-	_, err = server.Do("RPUSH", "list", "x")
+	_, err := server.Do("RPUSH", "list", "x")
 	require.NoError(t, err)
 	require.NoError(t, <-blocked)
 	for _, inbox := range all {
@@ -99,9 +105,7 @@ func TestDetour(t *testing.T) {
 	proxy, err := faultproxy.New(old.Addr())
 	require.NoError(t, err)
 	t.Cleanup(proxy.Close)
-	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{proxy.Addr()}, BlockingPoolSize: 1})
-	require.NoError(t, err)
-	t.Cleanup(client.Close)
+	client := newClient(t, rueidis.ClientOption{InitAddress: []string{proxy.Addr()}, BlockingPoolSize: 1})
 	c := newConn(client)
 	l := rediscore.New(c)
 	_, err = l.TryAcquire(t.Context(), "k", "t", time.Minute)
@@ -147,9 +151,7 @@ func TestDetourWithManyIdleConnections(t *testing.T) {
 	proxy, err := faultproxy.New(old.Addr())
 	require.NoError(t, err)
 	t.Cleanup(proxy.Close)
-	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{proxy.Addr()}, PipelineMultiplex: -1})
-	require.NoError(t, err)
-	t.Cleanup(client.Close)
+	client := newClient(t, rueidis.ClientOption{InitAddress: []string{proxy.Addr()}, PipelineMultiplex: -1})
 	var giveBack []func()
 	for range 40 {
 		line, release := client.Dedicate()
