@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -50,22 +49,10 @@ func Run(t *testing.T, stage func(*testing.T, func(*testing.T)), open func(*test
 						return
 					}
 				}
-				tooSlow(t)
+				t.Fatalf("the machine was too slow to tell, %d times", tries)
 			})
 		})
 	}
-}
-
-// tooSlow skips a clause, or fails it where package conformance is strict.
-func tooSlow(t interface {
-	Skipf(format string, args ...any)
-	Fatalf(format string, args ...any)
-}) {
-	end := t.Skipf
-	if os.Getenv("DLOCK_CONFORMANCE_STRICT") == "1" {
-		end = t.Fatalf
-	}
-	end("the machine was too slow to tell, %d times", tries)
 }
 
 const (
