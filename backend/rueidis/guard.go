@@ -24,21 +24,11 @@ const (
 	drainPause = 10 * time.Millisecond // between two looks at what is left
 )
 
-// A guard is a client whose calls end with their context while the server hangs. A call of rueidis
-// alone does not:
-//
-//   - If another call is making the connection, it waits until that has succeeded or failed, which
-//     is up to the context of the other, and Dialer.Timeout.
-//   - If the connection has 1,024 calls without an answer (RingScaleEachConn), it waits for one of them.
-//   - If it makes the connection itself, or is alone on it, it ends at its deadline, but not when its
-//     context is cancelled.
-//
-// So a call runs in a goroutine of its own if the last call has failed, or if others are in flight and
-// none has been answered for 100 ms. When its context ends, it returns, and the goroutine is left behind
-// until rueidis is done with the call. There are at most 1,024 of these goroutines: other calls wait for
-// one of them to end, or are refused if all have been left behind. Any other call runs in the goroutine of
-// its caller. Nobody else is making a connection then, except in a cluster whose other masters answer, or
-// if the connection broke less than 100 ms ago while no call was in flight.
+// A guard is a client whose calls end with their context while the server hangs. The package documentation says when calls
+// of rueidis alone do not, and which calls run in a goroutine of their own. When the context of such a call ends, it
+// returns, and the goroutine is left behind until rueidis is done with the call. Other calls run in the goroutine of their
+// caller. Nobody else is making a connection then, except in a cluster whose other masters answer, or if the connection
+// broke less than 100 ms ago while no call was in flight.
 type guard struct {
 	rueidis.Client
 	start time.Time

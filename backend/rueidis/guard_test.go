@@ -377,9 +377,7 @@ func patientLocker(t *testing.T, opts ...Option) (*redistest.Server, *wires, *re
 	server, w := redistest.Start(t), &wires{dials: make(chan struct{}, 1)}
 	option := rueidis.ClientOption{InitAddress: []string{server.Addr()}, DialCtxFn: w.dial, PipelineMultiplex: -1}
 	option.ConnWriteTimeout, option.Dialer.Timeout = time.Minute, time.Minute
-	client, err := rueidis.NewClient(option)
-	require.NoError(t, err)
-	t.Cleanup(client.Close)
+	client := newClient(t, option)
 	l := New(client, opts...)
 	t.Cleanup(func() { server.Resume(); l.Close() })
 	return server, w, l

@@ -88,9 +88,7 @@ func (d *dialer) dial(ctx context.Context, addr string, dialer *net.Dialer, _ *t
 
 func newLocker(t *testing.T, option rueidis.ClientOption) *rediscore.Locker {
 	option.PipelineMultiplex = -1 // one connection for all
-	client, err := rueidis.NewClient(option)
-	require.NoError(t, err)
-	t.Cleanup(client.Close)
+	client := newClient(t, option)
 	l := New(client)
 	t.Cleanup(func() { l.Close() })
 	for _, name := range sentCalls {

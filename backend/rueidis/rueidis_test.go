@@ -11,6 +11,7 @@ import (
 	"github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/internal/adaptertest"
 	"github.com/dlock-go/dlock/backend/rediscore"
 	"github.com/dlock-go/dlock/internal/faultproxy"
@@ -47,6 +48,14 @@ func dialWith(option rueidis.ClientOption) adaptertest.Dial {
 	}
 }
 
+func newClient(t testing.TB, option rueidis.ClientOption) rueidis.Client {
+	t.Helper()
+	client, err := rueidis.NewClient(option)
+	require.NoError(t, err)
+	t.Cleanup(client.Close)
+	return client
+}
+
 func TestTopology(t *testing.T) {
 	adaptertest.RunTopologies(t, dialWith(rueidis.ClientOption{}))
 }
@@ -55,9 +64,7 @@ func TestTopology(t *testing.T) {
 // of one, the application's own blocking command works beside them, and they beside it.
 func TestListenLeavesTheBlockingPool(t *testing.T) {
 	server := redistest.Start(t)
-	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{server.Addr()}, BlockingPoolSize: 1})
-	require.NoError(t, err)
-	t.Cleanup(client.Close)
+	client := newClient(t, rueidis.ClientOption{InitAddress: []string{server.Addr()}, BlockingPoolSize: 1})
 	blocked := make(chan error, 1)
 	go func() { blocked <- client.Do(t.Context(), client.B().Blpop().Key("list").Timeout(0).Build()).Error() }()
 	require.Eventually(t, func() bool {
@@ -74,7 +81,7 @@ func TestListenLeavesTheBlockingPool(t *testing.T) {
 		inbox.RequireSubscribed()
 	}
 	require.Equal(t, connections, connected(t, server), "connections")
-	_, err = server.Do("RPUSH", "list", "x")
+	_, err := server.Do("RPUSH", "list", "x")
 	require.NoError(t, err)
 	require.NoError(t, <-blocked)
 	for _, inbox := range all {
@@ -99,9 +106,7 @@ func TestDetour(t *testing.T) {
 	proxy, err := faultproxy.New(old.Addr())
 	require.NoError(t, err)
 	t.Cleanup(proxy.Close)
-	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{proxy.Addr()}, BlockingPoolSize: 1})
-	require.NoError(t, err)
-	t.Cleanup(client.Close)
+	client := newClient(t, rueidis.ClientOption{InitAddress: []string{proxy.Addr()}, BlockingPoolSize: 1})
 	c := newConn(client)
 	l := rediscore.New(c)
 	_, err = l.TryAcquire(t.Context(), "k", "t", time.Minute)
@@ -147,9 +152,7 @@ func TestDetourWithManyIdleConnections(t *testing.T) {
 	proxy, err := faultproxy.New(old.Addr())
 	require.NoError(t, err)
 	t.Cleanup(proxy.Close)
-	client, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{proxy.Addr()}, PipelineMultiplex: -1})
-	require.NoError(t, err)
-	t.Cleanup(client.Close)
+	client := newClient(t, rueidis.ClientOption{InitAddress: []string{proxy.Addr()}, PipelineMultiplex: -1})
 	var giveBack []func()
 	for range 40 {
 		line, release := client.Dedicate()
@@ -167,4 +170,106 @@ func TestDetourWithManyIdleConnections(t *testing.T) {
 	proxy.Move(master.Addr())
 	_, err = l.TryAcquire(t.Context(), "k", "t", time.Minute)
 	require.NoError(t, err)
+}
+
+// ErrClosing of one connection is not that of the client; and what was on its way when the
+// client was closed may have had an effect.
+func TestErrClosing(t *testing.T) {
+	server := redistest.Start(t)
+	option := rueidis.ClientOption{InitAddress: []string{server.Addr()}}
+	option.Dialer.KeepAlive = time.Hour // without pings of its own
+	client := newClient(t, option)
+	c := newConn(client).closing
+	require.Equal(t, rueidis.ErrClosing, c.after(t.Context(), rueidis.ErrClosing))
+	results := []rediscore.Result{{Reply: int64(1)}, {Err: rueidis.ErrClosing}, {Err: rueidis.ErrClosing}}
+	calls := server.CommandCount(t)
+	c.afterAll(t.Context(), results)
+	calls["ping"]++
+	calls["info"]++ // of the first CommandCount
+	require.Equal(t, calls, server.CommandCount(t))
+	require.Equal(t, []rediscore.Result{{Reply: int64(1)}, {Err: rueidis.ErrClosing}, {Err: rueidis.ErrClosing}}, results)
+	require.NoError(t, c.before())
+
+	client.Close()
+	c.afterAll(t.Context(), results)
+	require.NoError(t, results[0].Err)
+	var unsent *dlock.NoEffectError
+	for _, r := range results[1:] {
+		require.ErrorIs(t, r.Err, dlock.ErrClosed)
+		require.ErrorIs(t, r.Err, rueidis.ErrClosing)
+		require.False(t, errors.As(r.Err, &unsent))
+	}
+	require.ErrorIs(t, c.before(), dlock.ErrClosed)
+	require.ErrorAs(t, c.before(), &unsent)
+}
+
+func TestCluster(t *testing.T) {
+	replicas := func(cmd rueidis.Completed) bool { return cmd.IsReadOnly() }
+	adaptertest.RunCluster(t, map[string]adaptertest.Dial{
+		"Default":        dialWith(rueidis.ClientOption{}),
+		"SendToReplicas": dialWith(rueidis.ClientOption{SendToReplicas: replicas}),
+	})
+}
+
+// TestBatchWithASlotOfNobody renews a batch in a cluster that serves half of the slots. Since Redis 8
+// rueidis leaves a dead master out of its table, so the other half has no node then.
+func TestBatchWithASlotOfNobody(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
+	if _, err := server.Do("CLUSTER", "ADDSLOTSRANGE", "0", "8191"); err != nil {
+		t.Skip(err)
+	}
+	client := newClient(t, rueidis.ClientOption{InitAddress: []string{server.Addr()}})
+	l := New(client)
+	t.Cleanup(func() { l.Close() })
+	served := func(key string) bool { return rediscore.Slot(key) < 8192 }
+	batch := make([]dlock.Renewal, 60)
+	for i := range batch {
+		batch[i] = dlock.Renewal{Key: fmt.Sprint("k", i), Token: "mine", TTL: time.Minute}
+		if served(batch[i].Key) {
+			require.Eventually(t, func() bool { // the server is ready soon
+				_, err := l.TryAcquire(t.Context(), batch[i].Key, "mine", time.Minute)
+				return err == nil
+			}, 30*time.Second, 10*time.Millisecond)
+		}
+	}
+	results, err := l.RenewBatch(t.Context(), batch)
+	require.NoError(t, err)
+	for i, r := range results {
+		if served(batch[i].Key) {
+			require.Equal(t, dlock.RenewResult{Held: true}, r, "%q, whose slot is served", batch[i].Key)
+			continue
+		}
+		require.True(t, dlock.NoEffect(r.Err), "%q, whose slot has no node: %v", batch[i].Key, r.Err)
+		require.False(t, dlock.Refused(r.Err), "%q, whose slot may have a node soon: %v", batch[i].Key, r.Err)
+	}
+}
+
+// TestInboxOnAReplica makes Listen believe that a replica has a slot, as a former master says of
+// itself. The replica confirms the subscription, but the scripts on the master do not see it.
+func TestInboxOnAReplica(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 3, 1)
+	if _, err := cluster.Nodes[0].Do("PUBSUB", "SHARDCHANNELS"); err != nil {
+		t.Skipf("no shard channels: %v", err)
+	}
+	client := newClient(t, rueidis.ClientOption{InitAddress: cluster.Addrs()})
+	master, replica := cluster.MasterOf(t, "k"), cluster.Nodes[3]
+	for i, m := range cluster.Nodes[:3] {
+		if m == master {
+			replica = cluster.Nodes[3+i]
+		}
+	}
+	c := newConn(client)
+	l := rediscore.New(c)
+	defer l.Close()
+	c.masters.ranges = []slotRange{{0, 16383, replica.Addr()}}
+	c.masters.since = time.Now().Add(time.Second) // they stay for so long
+	inbox := func(s *redistest.Server) func() bool {
+		return func() bool {
+			channels, err := s.Do("PUBSUB", "SHARDCHANNELS")
+			return err == nil && len(channels.([]any)) == 1
+		}
+	}
+	adaptertest.HandOver(t, l, inbox(replica), inbox(master), func() bool { return c.Locate(t.Context(), "k") == master.Addr() })
 }

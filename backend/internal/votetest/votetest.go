@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -45,26 +44,15 @@ func Run(t *testing.T, stage func(*testing.T, func(*testing.T)), open func(*test
 				})
 				store := open(t)
 				for try := range tries {
-					if !c.play(t, store, try) {
+					s := &scene{T: t, Store: store, prefix: fmt.Sprint(c.name, " ", try), try: try, a: store.New(), b: store.New()}
+					if !s.play(c.check) {
 						return
 					}
 				}
-				tooSlow(t)
+				t.Fatalf("the machine was too slow to tell, %d times", tries)
 			})
 		})
 	}
-}
-
-// tooSlow skips a clause, or fails it where package conformance is strict.
-func tooSlow(t interface {
-	Skipf(format string, args ...any)
-	Fatalf(format string, args ...any)
-}) {
-	end := t.Skipf
-	if os.Getenv("DLOCK_CONFORMANCE_STRICT") == "1" {
-		end = t.Fatalf
-	}
-	end("the machine was too slow to tell, %d times", tries)
 }
 
 const (
@@ -81,22 +69,10 @@ type clause struct {
 	check      func(*scene)
 }
 
-// play checks c, and reports whether the machine was too slow to tell right from wrong.
-func (c clause) play(t require.TestingT, store Store, try int) (slow bool) {
-	s := &scene{TestingT: t, Store: store, prefix: fmt.Sprint(c.name, " ", try), try: try}
-	var cancel context.CancelFunc
-	s.ctx, cancel = context.WithCancel(context.Background())
-	s.a, s.b = store.New(), store.New()
-	defer s.waits.Wait()
-	defer cancel()
-	c.check(s)
-	return s.slow
-}
-
 // A scene is the stage of one clause: two clients of a store, and keys. Its methods call the store, and
 // fail unless the answer is right.
 type scene struct {
-	require.TestingT
+	*testing.T
 	Store
 	a, b   Client
 	ctx    context.Context // ends with the check
@@ -105,6 +81,16 @@ type scene struct {
 	try    int  // how often the machine was too slow before
 	slow   bool // the machine was too slow to tell right from wrong
 	waits  sync.WaitGroup
+}
+
+// play makes a check, and reports whether the machine was too slow to tell right from wrong.
+func (s *scene) play(check func(*scene)) (slow bool) {
+	var cancel context.CancelFunc
+	s.ctx, cancel = context.WithCancel(context.Background())
+	defer s.waits.Wait()
+	defer cancel()
+	check(s)
+	return s.slow
 }
 
 // key returns one that was not used before.
