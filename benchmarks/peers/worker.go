@@ -36,7 +36,6 @@ type job struct {
 	Workers    int           // goroutines
 	First      int           // number of the first worker
 	Pause      time.Duration // that a worker holds a lock
-	Once       bool          // each worker takes one lock
 	Every      time.Duration // between two orders that arrive, whatever becomes of those before; 0: workers take one after another
 	UsualPool  bool          // go-redis has a pool of its default size
 }
@@ -149,7 +148,7 @@ func (j job) one(ctx context.Context, take acquire, who int) (all []tenure) {
 			n = who % j.Keys
 		}
 		t := j.cycle(ctx, take, tenure{Who: int32(who), Key: int32(n), Asked: time.Now().UnixNano()})
-		if all = append(all, t); t.Got == 0 || j.Once {
+		if all = append(all, t); t.Got == 0 {
 			return all
 		}
 	}
