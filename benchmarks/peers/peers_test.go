@@ -15,7 +15,7 @@ import (
 
 // TestShortRun measures in all scenarios, on a real server.
 func TestShortRun(t *testing.T) {
-	testShortRun(t, short(slices.Concat(loads(), onOneServer(), setsOf())))
+	testShortRun(t, short(slices.Concat(loads(), onOneServer())))
 }
 
 // TestShortRunOnNodes measures on several servers, with each kind of fault.

@@ -32,7 +32,6 @@ type job struct {
 	Alone      bool          // nobody waits for a lock
 	Hold       bool          // take Keys locks, and keep them; else contend
 	Keys       int           // worker i wants key i modulo Keys; 0: a new key each time
-	Set        int           // how many of the Keys a worker takes at once, at random; 0: its own only
 	Workers    int           // goroutines
 	First      int           // number of the first worker
 	Pause      time.Duration // that a worker holds a lock
@@ -188,11 +187,10 @@ func (j job) cycle(ctx context.Context, take acquire, t tenure) tenure {
 		defer cancel()
 		call = own
 	}
-	names := j.names(int(t.Key))
-	h, err := take(call, names)
+	h, err := take(call, key(int(t.Key)))
 	for err != nil && ctx.Err() == nil {
 		time.Sleep(time.Millisecond)
-		h, err = take(call, names)
+		h, err = take(call, key(int(t.Key)))
 	}
 	if err != nil {
 		return t
