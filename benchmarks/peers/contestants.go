@@ -88,7 +88,7 @@ var majorities = []contestant{
 var inMajority = majorities[1:]
 
 func contestantOf(id string) contestant {
-	all := slices.Concat(alone, contestants, majorities, withSets)
+	all := slices.Concat(alone, contestants, majorities)
 	return all[slices.IndexFunc(all, func(c contestant) bool { return c.id() == id })]
 }
 

@@ -4,8 +4,8 @@
 //	DLOCK_REDIS=1 go test -C benchmarks/peers -timeout 1h -run TestMeasure -measure orders
 //
 // "orders" measures locks that nobody else wants, and takes two minutes. "several" measures locks that several want, and
-// "majority" locks on several servers; they take 5 to 10 minutes. "sets" prints a table of sets of locks, and takes a minute.
-// Each but the last writes what it has measured to a file of its name, then the tables, and prints them.
+// "majority" locks on several servers; they take 5 to 10 minutes.
+// Each writes what it has measured to a file of its name, then the tables, and prints them.
 //
 // All contestants take turns: each turn measures one of them in one scenario, in processes of
 // its own, and the rounds go through all contestants. So a slow minute of the machine hits all.

@@ -2,9 +2,6 @@ package peers
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -18,26 +15,16 @@ import (
 const longest = 5 * time.Second
 
 // dialNodes returns a Locker that decides by the majority of nodes.
-func dialNodes(addrs []string, opt redlock.Option) (l *redlock.Locker, end func()) {
+func dialNodes(addrs []string) *redlock.Locker {
 	var nodes []dlock.Locker
-	var closers []io.Closer
 	for _, addr := range addrs {
-		client := dialGoredis(addr)
-		node := goredis.New(client)
-		nodes, closers = append(nodes, node), append(closers, node, client)
+		nodes = append(nodes, goredis.New(dialGoredis(addr)))
 	}
-	l = redlock.New(nodes, opt)
-	return l, func() {
-		l.Close()
-		for _, c := range closers {
-			c.Close()
-		}
-	}
+	return redlock.New(nodes, redlock.WithLongestTTL(longest))
 }
 
 func openRedlock(j job) (acquire, error) {
-	nodes, _ := dialNodes(j.Addrs, redlock.WithLongestTTL(longest))
-	return taking(dlock.New(nodes, dlock.WithTTL(j.TTL), dlock.WithFence(true))), nil
+	return taking(dlock.New(dialNodes(j.Addrs), dlock.WithTTL(j.TTL), dlock.WithFence(true))), nil
 }
 
 // awaitVotes waits until servers vote.
@@ -46,42 +33,12 @@ func awaitVotes(servers []*redistest.Server) error {
 	for _, s := range servers {
 		addrs = append(addrs, s.Addr())
 	}
-	l, end := dialNodes(addrs, redlock.WithLongestTTL(longest))
-	defer end()
+	l := dialNodes(addrs)
+	defer l.Close()
 	for begun := time.Now(); ; time.Sleep(100 * time.Millisecond) {
 		_, err := l.TryAcquire(context.Background(), "first", "nobody", longest)
 		if err == nil || time.Since(begun) > 2*longest+10*time.Second {
 			return err
 		}
 	}
-}
-
-// renewals measures how long one renewal of n leases takes.
-func (t *turn) renewals(ctx context.Context) {
-	l, end := dialNodes(t.addrs, redlock.WithoutGuard())
-	defer end()
-	batch := make([]dlock.Renewal, t.n)
-	for i := range batch {
-		batch[i] = dlock.Renewal{Key: key(i), Token: fmt.Sprint("holder ", i), TTL: time.Minute} // all are taken in less
-	}
-	job{Keys: t.n, Workers: 64}.share(func(i int) {
-		b := batch[i]
-		for a, err := l.TryAcquire(ctx, b.Key, b.Token, b.TTL); ctx.Err() == nil && (err != nil || !a.Acquired); {
-			a, err = l.TryAcquire(ctx, b.Key, b.Token, b.TTL)
-		}
-	})
-	var took []time.Duration
-	lost := 0
-	for begun := time.Now(); t.err == nil && time.Since(begun) < t.window; time.Sleep(t.window / 50) {
-		sent := time.Now()
-		results, err := l.RenewBatch(ctx, batch)
-		took, t.err = append(took, time.Since(sent)), errors.Join(t.err, err)
-		for _, r := range results {
-			if !r.Held {
-				lost++
-			}
-		}
-	}
-	t.note("batch ms", milliseconds(median(took)))
-	t.note("lost", float64(lost))
 }

@@ -22,25 +22,21 @@ func TestMain(m *testing.M) {
 	}
 }
 
-var measure = flag.String("measure", "", "measure `what`: orders, several, majority or sets")
+var measure = flag.String("measure", "", "measure `what`: orders, several or majority")
 
 // TestMeasure measures in earnest.
 func TestMeasure(t *testing.T) {
 	if *measure == "" {
 		t.Skip("nothing is measured without -measure")
 	}
-	all, ok := map[string]func() []scenario{"orders": loads, "several": onOneServer, "majority": onNodes, "sets": setsOf}[*measure]
+	all, ok := map[string]func() []scenario{"orders": loads, "several": onOneServer, "majority": onNodes}[*measure]
 	require.True(t, ok, "-measure %s", *measure)
 	m, failed := run(t.Context(), t, all())
 	m.Command = "go test -C benchmarks/peers -timeout 1h -run TestMeasure -measure " + *measure
-	if *measure == "sets" {
-		fmt.Println(m.table("sets; sets, 5 ms", "sets a second|rate", "median of the waits, ms|p50 ms", "p99, ms|p99 ms", "the longest, ms|longest ms", "commands for a set|commands"))
-	} else {
-		require.NoError(t, m.save(*measure+".json"))
-		page, err := redrawn(*measure)
-		require.NoError(t, err)
-		require.NoError(t, os.WriteFile(performance, []byte(page), 0o644))
-	}
+	require.NoError(t, m.save(*measure+".json"))
+	page, err := redrawn(*measure)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(performance, []byte(page), 0o644))
 	require.NoError(t, failed)
 }
 

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock/internal/faultproxy"
-	"github.com/dlock-go/dlock/internal/redistest"
 )
 
 // A scenario is what a contestant does in a turn.
@@ -57,7 +56,6 @@ func onOneServer() (all []scenario) {
 			all = append(all, s)
 		}
 		add(scenario{name: "threads", n: 32, window: 1500 * time.Millisecond, ttl: ttl, rounds: 2, among: contestants, run: (*turn).threads})
-		add(scenario{name: "takeover", n: 32, window: 5 * time.Second, ttl: 2 * time.Second, rounds: 1, among: plain, run: (*turn).takeover})
 		for _, n := range []int{2, 8, 32, 128} {
 			s := scenario{n: n, hold: time.Millisecond, window: 1500 * time.Millisecond, ttl: ttl, rounds: 2, among: plain, run: (*turn).crowd}
 			if n == 128 {
@@ -84,10 +82,6 @@ func onNodes() (all []scenario) {
 	base.rounds, base.window = 1, 3*time.Second
 	add("alone, 1 of 5 slow", func(s *scenario) { s.faulty, s.fault = 1, late })
 	base.among = inMajority[:1]
-	add("renewals", func(s *scenario) { s.run, s.n = (*turn).renewals, 5_000 })
-	add("renewals, 1 of 5 hung", func(s *scenario) {
-		s.run, s.n, s.faulty, s.fault = (*turn).renewals, 5_000, 1, hung
-	})
 	base.among = inMajority
 	add("idle, 5 servers", func(s *scenario) { s.run, s.n, s.window = (*turn).idle, 16, 5*time.Second })
 	base.run, base.n, base.hold, base.settle, base.window = (*turn).crowd, 16, time.Millisecond, 4*time.Second, 4600*time.Millisecond
@@ -105,9 +99,6 @@ func short(all []scenario) (small []scenario) {
 			continue
 		}
 		s.rounds, s.n, s.window, s.settle = 1, min(s.n, 4), min(s.window, 100*time.Millisecond), 0
-		if s.name == "takeover" { // outlives the TTL
-			s.window, s.ttl = 20*time.Second, 3*time.Second
-		}
 		if n := len(s.among); n > 2 && s.name != "threads" {
 			j := 2 * i % (n - 1)
 			s.among = s.among[j : j+2]
@@ -117,20 +108,11 @@ func short(all []scenario) (small []scenario) {
 	return small
 }
 
-// A fault makes a node, behind a proxy, do what a broken one does. The function that it returns ends it.
-type fault func(server *redistest.Server, p *faultproxy.Proxy) (heal func())
+// A fault makes a node do what a broken one does, by its proxy.
+type fault func(*faultproxy.Proxy)
 
-func down(_ *redistest.Server, p *faultproxy.Proxy) func() {
-	p.Refuse()
-	return func() {}
-}
+func down(p *faultproxy.Proxy) { p.Refuse() }
 
-func late(_ *redistest.Server, p *faultproxy.Proxy) func() {
+func late(p *faultproxy.Proxy) {
 	p.Slow(faultproxy.ToClient, faultproxy.Pace{Latency: slow/2 + 500*time.Millisecond})
-	return func() {}
-}
-
-func hung(server *redistest.Server, _ *faultproxy.Proxy) func() {
-	server.Suspend()
-	return server.Resume
 }

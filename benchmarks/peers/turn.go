@@ -67,7 +67,7 @@ func (b bench) measure(ctx context.Context, s scenario, c contestant, r *result)
 			defer proxy.Close()
 			proxy.Slow(faultproxy.Both, faultproxy.Pace{Latency: s.rtt / 2})
 			if i >= len(t.servers)-s.faulty {
-				defer s.fault(server, proxy)()
+				s.fault(proxy)
 			}
 			addr = proxy.Addr()
 		}
@@ -308,41 +308,4 @@ func (t *turn) idle(ctx context.Context) {
 	time.Sleep(t.window / 5) // until all wait
 	l := t.watch(ctx)
 	t.note("commands", l.commands/l.seconds()/float64(t.n))
-}
-
-// takeover kills a process that holds n locks, each of which a goroutine of another waits for.
-func (t *turn) takeover(ctx context.Context) {
-	holders := t.start(ctx, job{Hold: true, Keys: t.n, Workers: t.n})
-	waiters := t.start(ctx, job{Keys: t.n, Workers: t.n, Once: true})
-	waiters.begin()
-	time.Sleep(t.ttl / 2)
-	killed := time.Now().UnixNano()
-	for _, w := range holders {
-		w.cmd.Process.Kill()
-		w.cmd.Wait()
-	}
-	expiry := make([]time.Time, t.n)
-	for i := range expiry {
-		reply, err := t.servers[0].Do("PTTL", t.of.prefix+key(i))
-		left, ok := reply.(int64)
-		if t.err == nil && (err != nil || !ok || left < 0) {
-			t.err = fmt.Errorf("%s has no TTL: %v, %v", key(i), reply, err)
-		}
-		expiry[i] = time.Now().Add(time.Duration(left) * time.Millisecond)
-	}
-	defer time.AfterFunc(t.window, waiters.stop).Stop()
-	var late []time.Duration
-	for _, w := range t.report(waiters).Tenures {
-		if w.Got > 0 && w.Got < killed {
-			t.err = errors.New("the holder had lost its lock before it was killed")
-		}
-		if w.Got > 0 {
-			late = append(late, time.Unix(0, w.Got).Sub(expiry[w.Key]))
-		}
-	}
-	t.note("never", float64(t.n-len(late)))
-	if len(late) > 0 {
-		t.note("late ms", milliseconds(median(late)))
-		t.note("latest ms", milliseconds(slices.Max(late)))
-	}
 }

@@ -32,11 +32,9 @@ type job struct {
 	Alone      bool          // nobody waits for a lock
 	Hold       bool          // take Keys locks, and keep them; else contend
 	Keys       int           // worker i wants key i modulo Keys; 0: a new key each time
-	Set        int           // how many of the Keys a worker takes at once, at random; 0: its own only
 	Workers    int           // goroutines
 	First      int           // number of the first worker
 	Pause      time.Duration // that a worker holds a lock
-	Once       bool          // each worker takes one lock
 	Every      time.Duration // between two orders that arrive, whatever becomes of those before; 0: workers take one after another
 	UsualPool  bool          // go-redis has a pool of its default size
 }
@@ -149,7 +147,7 @@ func (j job) one(ctx context.Context, take acquire, who int) (all []tenure) {
 			n = who % j.Keys
 		}
 		t := j.cycle(ctx, take, tenure{Who: int32(who), Key: int32(n), Asked: time.Now().UnixNano()})
-		if all = append(all, t); t.Got == 0 || j.Once {
+		if all = append(all, t); t.Got == 0 {
 			return all
 		}
 	}
@@ -189,11 +187,10 @@ func (j job) cycle(ctx context.Context, take acquire, t tenure) tenure {
 		defer cancel()
 		call = own
 	}
-	names := j.names(int(t.Key))
-	h, err := take(call, names)
+	h, err := take(call, key(int(t.Key)))
 	for err != nil && ctx.Err() == nil {
 		time.Sleep(time.Millisecond)
-		h, err = take(call, names)
+		h, err = take(call, key(int(t.Key)))
 	}
 	if err != nil {
 		return t

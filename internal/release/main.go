@@ -58,20 +58,18 @@ func try(out io.Writer, root string, services []service) error {
 		return err
 	}
 	for i, m := range modules {
-		u := user{filepath.Join(work, fmt.Sprint("user", i)), env}
-		if err := u.install(m, version); err != nil {
-			return fmt.Errorf("%s@%s cannot be installed: %w", m.path, version, err)
+		u := newUser(filepath.Join(work, fmt.Sprint("user", i)), slices.Clip(env))
+		if u.install(m, version); u.err != nil {
+			return fmt.Errorf("%s@%s cannot be installed: %w", m.path, version, u.err)
 		}
 		fmt.Fprintf(out, "%s@%s can be installed\n", m.path, version)
-		if m.command {
-			continue // it has no API
-		}
-		if err := u.compareWithLatest(m, root, m.tag(modules[0], "v*"), out); err != nil {
-			fmt.Fprintln(out, "its API: not compared:", err)
+		if !m.command { // which has no API
+			fmt.Fprintln(out, "its API:", u.changes(m, root, m.tag(modules[0], "v*")))
 		}
 	}
 	for i, s := range services {
-		if err := (user{filepath.Join(work, fmt.Sprint("service", i)), env}).lifts(s, modules[0].path, version); err != nil {
+		u := newUser(filepath.Join(work, fmt.Sprint("service", i)), slices.Clip(env))
+		if err := u.lifts(s, modules[0].path, version); err != nil {
 			return err
 		}
 		fmt.Fprintf(out, "%s moves no module of a service\n", s.adds)
