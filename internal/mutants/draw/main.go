@@ -321,8 +321,7 @@ func parallel[T any](values []T, f func(T)) {
 	var wg sync.WaitGroup
 	slots := make(chan bool, 2)
 	for _, v := range values {
-		slots <- true
-		wg.Go(func() { f(v); <-slots })
+		wg.Go(func() { slots <- true; f(v); <-slots })
 	}
 	wg.Wait()
 }
