@@ -14,9 +14,8 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
-	"github.com/dlock-go/dlock/backend/redlock"
 	"github.com/dlock-go/dlock/election"
-	"github.com/dlock-go/dlock/internal/bubble"
+	"github.com/dlock-go/dlock/internal/cast"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -29,7 +28,7 @@ type leadFunc = func(context.Context, *dlock.Lease) error
 
 // A group is the candidates of one test. No other may lead when one begins.
 type group struct {
-	*testing.T
+	*cast.World
 	two   bool // may lead at once
 	mu    sync.Mutex
 	all   []*candidate
@@ -48,18 +47,21 @@ type candidate struct {
 }
 
 // inBubble calls f in virtual time. The candidates end after that.
-func inBubble(t *testing.T, f func(*group)) {
-	bubble.Test(t, func(t *testing.T) { f(&group{T: t}) })
+func inBubble(t *testing.T, store string, f func(*group)) {
+	cast.In(t, store, func(w *cast.World) { f(&group{World: w}) })
 }
 
 // wait lets time pass, and everybody do what is due.
 func wait(d time.Duration) { time.Sleep(d); synctest.Wait() }
 
-// stand starts a candidate, and waits until that leads or waits. A nil lead leads until its ctx ends.
-func (g *group) stand(store dlock.Locker, lead leadFunc, opts ...dlock.Option) *candidate {
-	name := string(rune('a' + len(g.all)))
-	opts = append([]dlock.Option{dlock.WithOwner(name), dlock.WithTTL(ttl)}, opts...)
-	c := &candidate{client: dlock.New(store, opts...), ended: make(chan struct{})}
+// stand starts a candidate in a process of its own, and waits until that leads or waits. A nil lead leads until its ctx ends.
+func (g *group) stand(lead leadFunc, opts ...dlock.Option) *candidate {
+	opts = append([]dlock.Option{dlock.WithOwner(string(rune('a' + len(g.all)))), dlock.WithTTL(ttl)}, opts...)
+	return g.standWith(g.Process(opts...).Client, lead)
+}
+
+func (g *group) standWith(client *dlock.Client, lead leadFunc) *candidate {
+	c := &candidate{client: client, ended: make(chan struct{})}
 	c.Election = election.New(c.client, "leader")
 	ctx, cancel := context.WithCancel(g.Context())
 	c.stop = func() { cancel(); <-c.ended }
@@ -72,7 +74,7 @@ func (g *group) stand(store dlock.Locker, lead leadFunc, opts ...dlock.Option) *
 			n := len(g.terms)
 			g.terms = append(g.terms, term{begin: time.Now()})
 			if !g.two && ctx.Err() == nil {
-				assert.Same(g, c, g.leader(), "%s begins to lead", name)
+				assert.Same(g, c, g.leader(), "one begins to lead")
 			}
 			g.mu.Unlock()
 			if lead != nil {
@@ -106,16 +108,19 @@ func (g *group) leader() (leader *candidate) {
 // leads within a second.
 func TestOrderlyChanges(t *testing.T) {
 	const rtt = 2 * time.Millisecond
-	store := memory.New()
 	for _, test := range []struct {
-		store      dlock.Locker
+		queue      bool
 		candidates int
 		pause, gap time.Duration
-	}{{store, 3, 400 * time.Millisecond, rtt}, {struct{ dlock.Locker }{store}, 2, time.Second, time.Second}} {
-		inBubble(t, func(g *group) {
-			store.Delay(rtt)
+	}{{true, 3, 400 * time.Millisecond, rtt}, {false, 2, time.Second, time.Second}} {
+		inBubble(t, "memory", func(g *group) {
+			g.Memory.Delay(rtt)
 			for range test.candidates {
-				g.stand(test.store, nil)
+				if test.queue {
+					g.stand(nil)
+				} else {
+					g.standWith(dlock.New(struct{ dlock.Locker }{g.Memory}, dlock.WithTTL(ttl)), nil)
+				}
 			}
 			for n := range 1000 {
 				g.all[n%test.candidates].Resign()
@@ -128,10 +133,9 @@ func TestOrderlyChanges(t *testing.T) {
 }
 
 func TestResign(t *testing.T) {
-	inBubble(t, func(g *group) {
-		store := memory.New()
+	inBubble(t, "memory", func(g *group) {
 		var causes []error
-		a := g.stand(store, func(ctx context.Context, l *dlock.Lease) error {
+		a := g.stand(func(ctx context.Context, l *dlock.Lease) error {
 			<-ctx.Done()
 			causes = append(causes, context.Cause(ctx))
 			assert.Nil(g, g.leader())
@@ -139,7 +143,7 @@ func TestResign(t *testing.T) {
 			assert.NoError(g, l.Err(), "renewed until lead returns")
 			return errors.New("ignored")
 		})
-		b := g.stand(store, nil, dlock.WithMaxWait(0))
+		b := g.stand(nil, dlock.WithMaxWait(0))
 		b.Resign()
 		require.Same(g, a, g.leader(), "Resign of another")
 		a.Resign()
@@ -165,10 +169,9 @@ func TestEarlyEndIsFinal(t *testing.T) {
 		2 * time.Second:        (2*time.Second - 22*time.Millisecond) / 4,
 		200 * time.Millisecond: (200*time.Millisecond - 4*time.Millisecond) / 4,
 	} {
-		inBubble(t, func(g *group) {
-			store := memory.New()
+		inBubble(t, "memory", func(g *group) {
 			var left, gained time.Duration
-			g.stand(store, func(ctx context.Context, l *dlock.Lease) error {
+			g.stand(func(ctx context.Context, l *dlock.Lease) error {
 				<-ctx.Done()
 				if gained > 0 {
 					return nil
@@ -177,7 +180,7 @@ func TestEarlyEndIsFinal(t *testing.T) {
 				var lost *dlock.LostError
 				assert.ErrorAs(g, context.Cause(ctx), &lost)
 				assert.Nil(g, g.leader())
-				store.Fail(nil)
+				g.Memory.Fail(nil)
 				time.Sleep(ttl)
 				gained = time.Until(l.Deadline())
 				assert.Nil(g, g.leader(), "after a renewal")
@@ -185,7 +188,7 @@ func TestEarlyEndIsFinal(t *testing.T) {
 			}, dlock.WithTTL(ttl))
 			wait(ttl)
 			require.NotNil(g, g.leader())
-			store.Fail(errAway)
+			g.Memory.Fail(errAway)
 			wait(3 * ttl)
 			require.Equal(g, want, left, "left of a lease of %v when ctx ended", ttl)
 			require.Greater(g, gained, left)
@@ -197,21 +200,20 @@ func TestEarlyEndIsFinal(t *testing.T) {
 
 // IsLeader looks at the clocks: in a process that was stopped, the timer that ends lead's ctx may be late.
 func TestIsLeaderLooksAtTheClock(t *testing.T) {
-	inBubble(t, func(g *group) {
-		store := memory.New()
+	inBubble(t, "memory", func(g *group) {
 		var end time.Time
-		a := g.stand(store, func(ctx context.Context, l *dlock.Lease) error {
+		a := g.stand(func(ctx context.Context, l *dlock.Lease) error {
 			end = l.Deadline().Add(-time.Second)
 			<-ctx.Done()
 			return nil
 		})
-		store.Fail(errAway)
+		g.Memory.Fail(errAway)
 		var all sync.WaitGroup
 		for range 50 { // some of them come before the timer
 			all.Go(func() { time.Sleep(time.Until(end)); assert.False(g, a.leads(), "at the end of the term") })
 		}
 		all.Wait()
-		store.Fail(nil)
+		g.Memory.Fail(nil)
 	})
 }
 
@@ -226,29 +228,28 @@ func (l late) Acquire(ctx context.Context, key, token string, ttl time.Duration)
 // A grant after a wait is for 5 s. If little of that is left when the answer comes, ctx nevertheless ends a
 // second before the deadline, once the lease was renewed.
 func TestMarginGrows(t *testing.T) {
-	inBubble(t, func(g *group) {
-		store := memory.New()
-		a, left := g.stand(store, nil), time.Duration(0)
-		g.stand(late{dlock.Forward{Locker: store}}, func(ctx context.Context, l *dlock.Lease) error {
+	inBubble(t, "memory", func(g *group) {
+		a, left := g.stand(nil), time.Duration(0)
+		g.standWith(dlock.New(late{dlock.Forward{Locker: g.Memory}}, dlock.WithTTL(ttl)), func(ctx context.Context, l *dlock.Lease) error {
 			<-ctx.Done()
 			left = max(left, time.Until(l.Deadline()))
 			return nil
 		})
 		a.stop()
 		wait(time.Minute)
-		store.Fail(errAway)
+		g.Memory.Fail(errAway)
 		wait(time.Minute)
 		require.Equal(g, time.Second, left)
-		store.Fail(nil)
+		g.Memory.Fail(nil)
 		wait(time.Minute)
 	})
 }
 
 // A lead that gives its lease up goes to the end of the queue, as one that resigns.
 func TestLeadThatReleases(t *testing.T) {
-	inBubble(t, func(g *group) {
+	inBubble(t, "memory", func(g *group) {
 		terms := 0
-		g.stand(memory.New(), func(_ context.Context, l *dlock.Lease) error { terms++; return l.Release() })
+		g.stand(func(_ context.Context, l *dlock.Lease) error { terms++; return l.Release() })
 		wait(10 * time.Second)
 		require.InDelta(g, 34, terms, 1)
 	})
@@ -261,17 +262,16 @@ func TestOutages(t *testing.T) {
 		"fails": func(s *memory.Locker, on bool) { s.Fail(map[bool]error{true: errAway}[on]) },
 		"hangs": func(s *memory.Locker, on bool) { s.Delay(map[bool]time.Duration{true: time.Hour}[on]) },
 	} {
-		inBubble(t, func(g *group) {
-			store := memory.New()
+		inBubble(t, "memory", func(g *group) {
 			for range 3 {
-				g.stand(store, nil)
+				g.stand(nil)
 			}
 			for n := range 25 {
 				long := n >= 20
-				strike(store, true)
+				strike(g.Memory, true)
 				wait(map[bool]time.Duration{false: ttl*2/3 - 1200*time.Millisecond, true: 3 * ttl}[long])
 				require.Equal(g, long, g.leader() == nil, "%s: in outage %d", name, n)
-				strike(store, false)
+				strike(g.Memory, false)
 				wait(5 * time.Second)
 				require.NotNil(g, g.leader(), "%s: after outage %d", name, n)
 				require.True(g, long || len(g.terms) == 1, "%s: terms after outage %d", name, n)
@@ -282,14 +282,13 @@ func TestOutages(t *testing.T) {
 
 // If the store has lost its data, another leads at once, and the old leader goes on until its next renewal.
 func TestLostData(t *testing.T) {
-	inBubble(t, func(g *group) {
+	inBubble(t, "memory", func(g *group) {
 		g.two = true
-		store := memory.New()
 		for range 3 {
-			g.stand(store, nil)
+			g.stand(nil)
 		}
 		lost := time.Now()
-		store.Wipe()
+		g.Memory.Wipe()
 		wait(ttl)
 		require.Len(g, g.terms, 2)
 		require.Less(g, g.terms[1].begin.Sub(lost), 100*time.Millisecond)
@@ -301,15 +300,14 @@ func TestLostData(t *testing.T) {
 
 // If lead ignores its ctx, another leads after the deadline. Nobody stands twice.
 func TestLeadThatIgnoresItsContext(t *testing.T) {
-	inBubble(t, func(g *group) {
-		store := memory.New()
+	inBubble(t, "memory", func(g *group) {
 		var overrun time.Duration
-		a := g.stand(store, func(context.Context, *dlock.Lease) error { time.Sleep(time.Minute); return nil },
+		a := g.stand(func(context.Context, *dlock.Lease) error { time.Sleep(time.Minute); return nil },
 			dlock.WithObserver(&dlock.Observer{ReleaseDone: func(_ context.Context, i dlock.ReleaseDoneInfo) { overrun += i.Overrun }}))
-		b := g.stand(store, nil)
-		store.Fail(errAway)
+		b := g.stand(nil)
+		g.Memory.Fail(errAway)
 		wait(ttl * 3 / 2)
-		store.Fail(nil)
+		g.Memory.Fail(nil)
 		for _, waiting := range []int{0, 1} { // a stands when its lead has returned
 			wait(30 * time.Second)
 			status, err := a.Leader(g.Context())
@@ -325,9 +323,8 @@ func TestLeadThatIgnoresItsContext(t *testing.T) {
 // Run returns what lead returns of its own accord. A panic goes on. The key is free at once, and no
 // other option of the Client ends a term.
 func TestLeadReturns(t *testing.T) {
-	inBubble(t, func(g *group) {
-		store := memory.New()
-		c := dlock.New(store, dlock.WithMaxWait(0), dlock.WithMinHold(24*time.Hour), dlock.WithMaxHold(time.Minute),
+	inBubble(t, "memory", func(g *group) {
+		c := dlock.New(g.Memory, dlock.WithMaxWait(0), dlock.WithMinHold(24*time.Hour), dlock.WithMaxHold(time.Minute),
 			dlock.WithRenewal(false), dlock.WithTTLFrom(func(string) time.Duration { return time.Second }))
 		defer c.Close()
 		e := election.New(c, "leader")
@@ -346,7 +343,7 @@ func TestLeadReturns(t *testing.T) {
 		require.NoError(g, run(func() error { return nil }))
 		require.Equal(g, errAway, run(func() error { return errAway }))
 		require.PanicsWithValue(g, "boom", func() { _ = run(func() error { panic("boom") }) })
-		err := run(func() error { store.Wipe(); return errAway })
+		err := run(func() error { g.Memory.Wipe(); return errAway })
 		require.ErrorIs(g, err, errAway)
 		require.ErrorIs(g, err, dlock.ErrLost, "found by the release")
 		require.NoError(g, run(func() error { cancel(); return errAway }))
@@ -355,15 +352,14 @@ func TestLeadReturns(t *testing.T) {
 }
 
 func TestErrorsThatEndRun(t *testing.T) {
-	inBubble(t, func(g *group) {
-		store := memory.New()
+	inBubble(t, "memory", func(g *group) {
 		none := func(context.Context, *dlock.Lease) error { panic("leads") }
-		a := g.stand(store, nil)
+		a := g.stand(nil)
 		require.ErrorIs(g, election.New(a.client, "x").Run(g.Context(), nil), dlock.ErrInvalid, "lead: nil")
 		require.ErrorIs(g, a.Run(g.Context(), none), dlock.ErrInvalid, "a second Run")
 		require.ErrorIs(g, election.New(a.client, "").Run(g.Context(), none), dlock.ErrInvalid, "no key")
 		require.Same(g, a, g.leader())
-		b := g.stand(store, none)
+		b := g.stand(none)
 		require.NoError(g, b.client.Close())
 		<-b.ended
 		require.ErrorIs(g, b.err, dlock.ErrClosed, "closed while it stood")
@@ -378,12 +374,11 @@ func TestErrorsThatEndRun(t *testing.T) {
 // A process that begins waits while the store is full, until it wants another password.
 func TestFullStore(t *testing.T) {
 	for _, then := range []error{nil, &dlock.NoEffectError{Err: errors.New("WRONGPASS")}} {
-		inBubble(t, func(g *group) {
-			store := memory.New()
-			store.Fail(&dlock.NoEffectError{Err: errors.New("OOM"), State: true})
-			a := g.stand(store, nil)
+		inBubble(t, "memory", func(g *group) {
+			g.Memory.Fail(&dlock.NoEffectError{Err: errors.New("OOM"), State: true})
+			a := g.stand(nil)
 			wait(10 * time.Minute)
-			store.Fail(then)
+			g.Memory.Fail(then)
 			wait(2 * time.Second)
 			require.Equal(g, then == nil, a.leads())
 			if a.stop(); then != nil {
@@ -397,13 +392,13 @@ func TestFullStore(t *testing.T) {
 // the error would come again for ever.
 func TestRefusals(t *testing.T) {
 	for _, forever := range []error{dlock.ErrInvalid, dlock.ErrClosed, errors.ErrUnsupported} {
-		inBubble(t, func(g *group) {
-			store, asked := memory.New(), 0
-			a, b := g.stand(store, nil), g.stand(store, nil, dlock.WithObserver(&dlock.Observer{
+		inBubble(t, "memory", func(g *group) {
+			asked := 0
+			a, b := g.stand(nil), g.stand(nil, dlock.WithObserver(&dlock.Observer{
 				AcquireDone: func(ctx context.Context, _ dlock.AcquireDoneInfo) context.Context { asked++; return ctx },
 			}))
-			store.Fail(&dlock.NoEffectError{Err: errors.New("WRONGPASS")})
-			c := g.stand(store, nil)
+			g.Memory.Fail(&dlock.NoEffectError{Err: errors.New("WRONGPASS")})
+			c := g.stand(nil)
 			c.stop()
 			require.ErrorContains(g, c.err, "WRONGPASS")
 			a.Resign()
@@ -412,10 +407,10 @@ func TestRefusals(t *testing.T) {
 			require.InDelta(g, 50, asked, 10)
 			a.stop()
 			require.NoError(g, a.err)
-			store.Fail(nil)
+			g.Memory.Fail(nil)
 			wait(2 * time.Second)
 			require.Same(g, b, g.leader())
-			store.Fail(&dlock.NoEffectError{Err: forever})
+			g.Memory.Fail(&dlock.NoEffectError{Err: forever})
 			wait(2 * ttl)
 			b.stop()
 			require.ErrorIs(g, b.err, forever)
@@ -426,15 +421,15 @@ func TestRefusals(t *testing.T) {
 // Run does not give up in an outage before the first term, nor if the lease is lost before that and the
 // store then refuses.
 func TestBeforeTheFirstTerm(t *testing.T) {
-	inBubble(t, func(g *group) {
-		store, first := memory.New(), true
-		store.Fail(errAway)
-		a := g.stand(store, nil, dlock.WithObserver(&dlock.Observer{
+	inBubble(t, "memory", func(g *group) {
+		first := true
+		g.Memory.Fail(errAway)
+		a := g.stand(nil, dlock.WithObserver(&dlock.Observer{
 			AcquireDone: func(ctx context.Context, _ dlock.AcquireDoneInfo) context.Context {
 				if first {
-					store.Steal("leader", time.Second)
+					g.Memory.Steal("leader", time.Second)
 					time.Sleep(time.Minute)
-					store.Fail(&dlock.NoEffectError{Err: errors.New("WRONGPASS")})
+					g.Memory.Fail(&dlock.NoEffectError{Err: errors.New("WRONGPASS")})
 					first = false
 				}
 				return ctx
@@ -442,7 +437,7 @@ func TestBeforeTheFirstTerm(t *testing.T) {
 		for range 2 {
 			wait(10 * time.Minute)
 			require.Empty(g, g.terms)
-			store.Fail(nil)
+			g.Memory.Fail(nil)
 		}
 		wait(2 * time.Second)
 		require.Same(g, a, g.leader())
@@ -450,31 +445,24 @@ func TestBeforeTheFirstTerm(t *testing.T) {
 }
 
 func TestRedlock(t *testing.T) {
-	inBubble(t, func(g *group) {
-		stores := []*memory.Locker{memory.New(), memory.New(), memory.New()}
-		var nodes []dlock.Locker
-		for _, s := range stores {
-			s.SetAge(time.Hour)
-			nodes = append(nodes, s)
-		}
+	inBubble(t, "redlock", func(g *group) {
 		for range 3 {
-			lock := redlock.New(nodes)
-			g.Cleanup(func() { assert.NoError(g, lock.Close()) })
-			g.stand(lock, nil)
+			g.stand(nil)
 		}
 		for n := range 9 {
 			g.all[n%3].Resign()
 			wait(time.Second)
 			require.Same(g, g.all[(n+1)%3], g.leader(), "the next in the queue")
 		}
-		stores[0].Fail(errAway)
+		g.Away[g.Servers[0]] = true
 		wait(time.Minute)
 		require.Len(g, g.terms, 10, "one node is away")
-		stores[1].Fail(errAway)
+		g.Away[g.Servers[1]] = true
 		wait(3 * ttl)
 		require.Nil(g, g.leader(), "without a majority")
-		stores[1].Fail(nil)
+		g.Away[g.Servers[1]] = false
 		wait(ttl)
 		require.NotNil(g, g.leader(), "after the outage, with one node away")
+		g.Away[g.Servers[0]] = false
 	})
 }

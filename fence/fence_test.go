@@ -27,29 +27,31 @@ const (
 
 func TestOf(t *testing.T) {
 	store := memory.New()
-	locks := dlock.New(store)
+	locks, unfenced := dlock.New(store), dlock.New(noFences{store})
 	defer locks.Close()
-	lease, err := locks.Acquire(t.Context(), "key")
-	require.NoError(t, err)
-	s, err := fence.Of(lease)
-	require.NoError(t, err)
+	defer unfenced.Close()
+	acquire := func(key string) *dlock.Lease {
+		lease, err := locks.Acquire(t.Context(), key)
+		require.NoError(t, err)
+		return lease
+	}
+	of := func(l *dlock.Lease) fence.Stamp {
+		s, err := fence.Of(l)
+		require.NoError(t, err)
+		require.Equal(t, l.Fence(), s.Fence)
+		require.Regexp(t, "^[0-9a-f]{24}$", s.Holder)
+		return s
+	}
+	lease := acquire("key")
+	s := of(lease)
 	require.Equal(t, "key", s.Key)
-	require.Equal(t, lease.Fence(), s.Fence)
-	require.Regexp(t, "^[0-9a-f]{24}$", s.Holder)
-	again, err := fence.Of(lease)
-	require.NoError(t, err)
-	require.Equal(t, s, again)
+	require.Equal(t, s, of(lease))
 
 	set, err := locks.AcquireAll(t.Context(), "b", "a")
 	require.NoError(t, err)
 	all, err := fence.OfAll(set)
 	require.NoError(t, err)
-	require.Len(t, all, 2)
-	for i, l := range set.All() {
-		s, err := fence.Of(l)
-		require.NoError(t, err)
-		require.Equal(t, s, all[i])
-	}
+	require.Equal(t, []fence.Stamp{of(set.All()[0]), of(set.All()[1])}, all)
 	require.NoError(t, set.Release())
 	_, err = fence.OfAll(set)
 	require.ErrorIs(t, err, dlock.ErrReleased)
@@ -57,18 +59,13 @@ func TestOf(t *testing.T) {
 	require.NoError(t, lease.Release())
 	_, err = fence.Of(lease)
 	require.ErrorIs(t, err, dlock.ErrReleased)
-	next, err := locks.Acquire(t.Context(), "key")
-	require.NoError(t, err)
-	other, err := fence.Of(next)
-	require.NoError(t, err)
-	require.NotEqual(t, s.Holder, other.Holder)
+	next := acquire("key")
+	require.NotEqual(t, s.Holder, of(next).Holder)
 	store.Expire("key")
 	require.Error(t, next.Renew(t.Context()))
 	_, err = fence.Of(next)
 	require.ErrorIs(t, err, dlock.ErrLost)
 
-	unfenced := dlock.New(noFences{store})
-	defer unfenced.Close()
 	lease, err = unfenced.TryAcquire(t.Context(), "other")
 	require.NoError(t, err)
 	_, err = fence.Of(lease)

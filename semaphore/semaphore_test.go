@@ -22,7 +22,7 @@ func TestNeverMore(t *testing.T) {
 	const permits = 3
 	everywhere(t, func(w *world) {
 		length := time.Minute
-		if len(w.servers) > 1 || israce.Enabled || testing.Short() {
+		if len(w.Servers) > 1 || israce.Enabled || testing.Short() {
 			length /= 6
 		}
 		end := time.Now().Add(length)
@@ -43,11 +43,11 @@ func TestNeverMore(t *testing.T) {
 		for ; time.Now().Before(end); kills++ {
 			time.Sleep(rand.N(time.Second))
 			n := rand.IntN(len(all))
-			all[n].kill()
+			all[n].Kill()
 			all[n] = begin()
 		}
 		work.Wait()
-		w.Logf("%d servers: %d kills, %d permits taken, at most %d at once", len(w.servers), kills, len(j.waits), j.most)
+		w.Logf("%d servers: %d kills, %d permits taken, at most %d at once", len(w.Servers), kills, len(j.waits), j.most)
 		require.Equal(w, permits, j.most)
 		require.Less(w, time.Since(j.last), 6*time.Second)
 	})
@@ -71,7 +71,7 @@ func TestRate(t *testing.T) {
 				for range c.waiters {
 					p := w.process(c.permits)
 					work.Go(func() { j.work(w, p, end, func() time.Duration { return hold }) })
-					time.AfterFunc(length, func() { j.change(0, func() { owed += p.client.Stats().ReleasesOwed }) })
+					time.AfterFunc(length, func() { j.change(0, func() { owed += p.Stats().ReleasesOwed }) })
 				}
 				work.Wait()
 				require.Less(w, owed, 2*c.waiters)
@@ -124,7 +124,7 @@ func TestDeadPermit(t *testing.T) {
 			_, _, err := p.Acquire(w.Context())
 			require.NoError(w, err)
 			time.Sleep(10 * rtt) // it has given the gate back
-			p.kill()
+			p.Kill()
 		}
 		for _, own := range []time.Duration{ttl, 10 * time.Second} {
 			_, _, err := last.Acquire(w.Context())
@@ -147,8 +147,8 @@ func TestDeadGateHolder(t *testing.T) {
 		strike func(*process)
 		limit  time.Duration
 	}{
-		"killed":  {(*process).kill, 3*time.Second + 50*time.Millisecond},
-		"cut off": {func(p *process) { p.cut.Store(true) }, 5*time.Second + 50*time.Millisecond},
+		"killed":  {func(p *process) { p.Kill() }, 3*time.Second + 50*time.Millisecond},
+		"cut off": {func(p *process) { p.Cut.Store(true) }, 5*time.Second + 50*time.Millisecond},
 	} {
 		var longest time.Duration
 		for n := range 48 {
@@ -190,11 +190,11 @@ func TestLostGate(t *testing.T) {
 			time.Sleep(10 * time.Second)
 			require.Equal(w, [2]int{1, 1}, waiting())
 			if stolen == 0 {
-				w.memory.Fail(errAway)
+				w.Memory.Fail(errAway)
 				time.Sleep(5 * time.Second)
-				w.memory.Fail(nil)
+				w.Memory.Fail(nil)
 			} else {
-				w.memory.Steal("sem", stolen)
+				w.Memory.Steal("sem", stolen)
 				time.Sleep(2 * time.Second)
 				require.Zero(w, waiting())
 			}
@@ -225,7 +225,12 @@ func TestPermitOutOfReach(t *testing.T) {
 		in(t, "memory", func(w *world) {
 			p := w.process(2)
 			leases := w.fill(p, 2)
-			p.fault.Store(&fault)
+			w.Try = func(ctx context.Context, key string, call func() (dlock.Attempt, error)) (dlock.Attempt, error) {
+				if key == slot(0) {
+					return dlock.Attempt{}, fault(ctx)
+				}
+				return call()
+			}
 			waiter := p.start(w.Context())
 			require.NoError(w, leases[0].Release())
 			time.Sleep(5 * time.Second)
@@ -235,7 +240,7 @@ func TestPermitOutOfReach(t *testing.T) {
 			}
 			require.Empty(w, waiter)
 			if n%2 == 0 {
-				p.fault.Store(nil)
+				w.Try = nil
 			} else {
 				require.NoError(w, leases[1].Release())
 			}
@@ -289,7 +294,7 @@ func TestLimits(t *testing.T) {
 		require.Equal(w, 1, permit)
 		require.NoError(w, leases[0].Release())
 		time.Sleep(2 * ttl)
-		left := p.client.Stats()
+		left := p.Stats()
 		require.Zero(w, left.Leases+left.Waiters+left.ReleasesOwed, "%+v", left)
 		for _, key := range []string{"sem", slot(0), slot(1)} {
 			status := w.status(p, key)
@@ -304,7 +309,7 @@ func TestCrossingGrants(t *testing.T) {
 	in(t, "redis", func(w *world) {
 		p := w.process(permits)
 		var leases []*dlock.Lease
-		requests := func() int { time.Sleep(10 * rtt); return w.servers[0].Cost().Scripts }
+		requests := func() int { time.Sleep(10 * rtt); return w.Servers[0].Cost().Scripts }
 		before := requests()
 		for n := range permits {
 			lease, _, err := p.Acquire(w.Context())
@@ -314,8 +319,8 @@ func TestCrossingGrants(t *testing.T) {
 			if n == 0 {
 				require.Equal(w, 3, after-before)
 			}
-			require.Equal(w, n+1, p.client.Stats().Leases)
-			require.Zero(w, p.client.Stats().ReleasesOwed)
+			require.Equal(w, n+1, p.Stats().Leases)
+			require.Zero(w, p.Stats().ReleasesOwed)
 		}
 		before = requests()
 		waiter := p.start(w.Context())
@@ -344,7 +349,7 @@ func TestPermitIsALock(t *testing.T) {
 		leases := w.fill(p, 2)
 		d, err := leases[0].Detach()
 		require.NoError(w, err)
-		_, err = three.client.Adopt(w.Context(), d)
+		_, err = three.Adopt(w.Context(), d)
 		require.NoError(w, err)
 		time.Sleep(time.Minute)
 		_, _, err = p.TryAcquire(w.Context())
@@ -354,7 +359,7 @@ func TestPermitIsALock(t *testing.T) {
 		_, permit, err := three.TryAcquire(w.Context())
 		require.NoError(w, err)
 		require.Equal(w, 2, permit)
-		require.NoError(w, three.client.Break(w.Context(), status))
+		require.NoError(w, three.Break(w.Context(), status))
 		_, permit, err = p.TryAcquire(w.Context())
 		require.NoError(w, err)
 		require.Equal(w, 1, permit)
@@ -382,7 +387,7 @@ func TestOptions(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	in(t, "memory", func(w *world) {
 		p, calls := w.process(2), 0
-		client := p.client.With(dlock.WithObserver(&dlock.Observer{AcquireStart: func(ctx context.Context, _ dlock.AcquireStartInfo) context.Context {
+		client := p.With(dlock.WithObserver(&dlock.Observer{AcquireStart: func(ctx context.Context, _ dlock.AcquireStartInfo) context.Context {
 			calls++
 			return ctx
 		}}))
@@ -392,7 +397,7 @@ func TestRefusals(t *testing.T) {
 			"name: 0 bytes":                     semaphore.New(client, "", 1),
 			"name: 1022 bytes":                  semaphore.New(client, strings.Repeat("x", 1022), 1),
 			"WithMinHold(1s): a permit is free": semaphore.New(client.With(dlock.WithMinHold(time.Second)), "sem", 1),
-			"WithMaxWait(-1s): negative":        semaphore.New(p.client.With(dlock.WithMaxWait(-time.Second)), "sem", 1),
+			"WithMaxWait(-1s): negative":        semaphore.New(p.With(dlock.WithMaxWait(-time.Second)), "sem", 1),
 		} {
 			_, _, err := s.Acquire(w.Context())
 			_, _, try := s.TryAcquire(w.Context())
@@ -405,24 +410,24 @@ func TestRefusals(t *testing.T) {
 		require.ErrorContains(w, semaphore.New(client, "sem", 1).Do(w.Context(), nil), "function: nil")
 		require.Zero(w, calls)
 		for range 64 {
-			_, _, err := semaphore.New(p.client, strings.Repeat("x", 1021), 64).TryAcquire(w.Context())
+			_, _, err := semaphore.New(p.Client, strings.Repeat("x", 1021), 64).TryAcquire(w.Context())
 			require.NoError(w, err)
 		}
-		w.memory.Fail(&dlock.NoEffectError{Err: errors.New("OOM"), State: true})
+		w.Memory.Fail(&dlock.NoEffectError{Err: errors.New("OOM"), State: true})
 		_, _, err := semaphore.New(client, "sem", 2).TryAcquire(w.Context())
 		require.ErrorContains(w, err, "the store refused: OOM")
 		require.Equal(w, 1, calls)
 		_, _, err = p.Acquire(w.Context())
 		require.ErrorContains(w, err, "the store refused: OOM")
-		_, _, err = semaphore.New(p.client.With(dlock.WithOutage(2*time.Second)), "sem", 1).Acquire(w.Context())
+		_, _, err = semaphore.New(p.With(dlock.WithOutage(2*time.Second)), "sem", 1).Acquire(w.Context())
 		require.ErrorContains(w, err, "store unavailable: no success for 2s: the store refused: OOM")
-		time.AfterFunc(time.Second, func() { w.memory.Fail(nil) })
-		_, _, err = semaphore.New(p.client.With(dlock.WithOutage(time.Minute)), "other", 1).Acquire(w.Context())
+		time.AfterFunc(time.Second, func() { w.Memory.Fail(nil) })
+		_, _, err = semaphore.New(p.With(dlock.WithOutage(time.Minute)), "other", 1).Acquire(w.Context())
 		require.NoError(w, err)
 		w.fill(p, 2)
 		waiter := p.start(w.Context())
 		time.Sleep(time.Second)
-		require.NoError(w, p.client.Close())
+		require.NoError(w, p.Close())
 		require.ErrorIs(w, (<-waiter).err, dlock.ErrClosed)
 	})
 }
@@ -442,7 +447,7 @@ func TestShutdownDuringAcquire(t *testing.T) {
 				p := w.process(2)
 				done := p.start(w.Context())
 				time.Sleep(after)
-				_ = p.client.Shutdown(over)
+				_ = p.Shutdown(over)
 				if a := <-done; a.err != nil {
 					require.ErrorIs(w, a.err, dlock.ErrClosed)
 					require.NotErrorIs(w, a.err, context.Canceled)
@@ -469,11 +474,11 @@ func TestDo(t *testing.T) {
 				return work(ctx)
 			})
 		}
-		lose := func(ctx context.Context) { w.memory.Expire(slot(0)); <-ctx.Done() }
+		lose := func(ctx context.Context) { w.Memory.Expire(slot(0)); <-ctx.Done() }
 		require.NoError(w, do(func(context.Context) error { return nil }))
 		require.Equal(w, errAway, do(func(context.Context) error { return errAway }))
 		require.PanicsWithValue(w, "oops", func() { _ = do(func(context.Context) error { panic("oops") }) })
-		two := semaphore.New(p.client, "sem", 2) // another is free
+		two := semaphore.New(p.Client, "sem", 2) // another is free
 		require.ErrorIs(w, do(func(ctx context.Context) error { _, _, err := two.Acquire(ctx); return err }), dlock.ErrNested)
 		for _, result := range []func(context.Context) error{
 			func(context.Context) error { return nil }, func(context.Context) error { return errAway }, context.Context.Err, context.Cause,
@@ -488,7 +493,7 @@ func TestDo(t *testing.T) {
 		over, end := context.WithCancel(w.Context())
 		end()
 		require.ErrorIs(w, p.Do(w.Context(), func(ctx context.Context, _ int, _ *dlock.Lease) error {
-			go p.client.Shutdown(over)
+			go p.Shutdown(over)
 			<-ctx.Done()
 			return ctx.Err()
 		}), dlock.ErrClosed)

@@ -6,242 +6,107 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"go/types"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
-
-	"github.com/dlock-go/dlock/internal/mutants"
 )
 
-// A mutant replaces source[start:end] of a file.
+// A mutant replaces src[start:end] of a file.
 type mutant struct {
-	fn, text, op string // text is the line, with single spaces
-	nth          int    // among those of the package that are equal in all this
+	pkg, fn, text, op string // text is the line, with single spaces
+	nth               int    // among those that are equal in all this
 
-	file             string
+	file, src, with  string
 	line, start, end int
-	with             string
-	in               *ast.FuncDecl // nil: none
-	first, last      int           // its lines
+	in               *ast.FuncDecl // or nil
 }
 
 // id is the same in whatever file and on whatever line the mutant is.
 func (m mutant) id() string {
-	sum := sha256.Sum256(fmt.Append(nil, m.fn, "\t", m.text, "\t", m.op, "\t", m.nth))
+	sum := sha256.Sum256(fmt.Append(nil, m.pkg, "\t", m.fn, "\t", m.text, "\t", m.op, "\t", m.nth))
 	return fmt.Sprintf("%x", sum[:6])
 }
 
-// drawn returns the mutants of a package in the order of seed, after those that were drawn before.
-func drawn(pkg string, seed uint64, before func(id string) bool) (all []mutant) {
-	count := make(map[string]int)
-	for _, path := range sources(pkg) {
-		of := mutantsOf
-		if filepath.Ext(path) == ".lua" {
-			of = mutantsOfLua
+// In a language some words have others in their place, and numbers have the next. The others hide what is in them. A
+// rule has a name, an expression, and what takes the place of its group. Mutants that do not compile are left out later.
+var languages = map[string]struct {
+	words string
+	swaps string // in pairs
+	rules [][3]string
+}{
+	".go": {
+		"`[^`]*`" + `|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])+'|//.*|&&|\|\||[-+*/=!<>:]=|\+\+|--|<-|[-+*/<>]|\b\w+\b`,
+		"< <= > >= == != && || + - * / += -= ++ -- true false break continue",
+		[][3]string{
+			{"drop", `(?m)^\t+([^\s/{}].*[^{(,:\n])$`, ""},
+			{"negate", `(?m)\b(?:if|for)(?: [^;\n]*;)? ([^=;\n]+)(?:;.*)? \{$`, "!($1)"}, // == and != are swapped
+			{"return zero", `(?m)^\t+return (.+)$`, ""},                                  // see switches
+		},
+	},
+	".lua": {
+		`--.*|'[^'\n]*'|==|~=|<=|>=|[<>+]|\b\w+\b`,
+		"== ~= < <= > >= + - and or true false",
+		[][3]string{{"drop", `(?m)^ *((?:redis\.)?\w+\(.*\))$`, ""}, {"drop not", `(?m)^[^-\n]*\b(not )`, ""}},
+	},
+}
+
+// mutantsOf returns the mutants of a file.
+func mutantsOf(file, src string) (all []mutant) {
+	lang := languages[filepath.Ext(file)]
+	swaps := strings.Fields(lang.swaps)
+	for _, at := range regexp.MustCompile(lang.words).FindAllStringIndex(src, -1) {
+		if word := src[at[0]:at[1]]; strings.Trim(word, "0123456789") == "" {
+			all = append(all, mutant{op: "constant + 1", start: at[0], end: at[1], with: "(" + word + " + 1)"})
+		} else if i := slices.Index(swaps, word); i >= 0 {
+			all = append(all, mutant{op: word + " to " + swaps[i^1], start: at[0], end: at[1], with: swaps[i^1]})
 		}
-		for _, m := range of(path, read(path)) {
+	}
+	for _, r := range lang.rules {
+		for _, at := range regexp.MustCompile(r[1]).FindAllStringSubmatchIndex(src, -1) {
+			all = append(all, mutant{op: r[0], start: at[2], end: at[3], with: strings.ReplaceAll(r[2], "$1", src[at[2]:at[3]])})
+		}
+	}
+	var functions []ast.Decl
+	if filepath.Ext(file) == ".go" {
+		functions = must(parser.ParseFile(token.NewFileSet(), file, src, 0)).Decls // a position is an offset from 1
+	}
+	for i := range all {
+		m := &all[i]
+		text, _, _ := strings.Cut(src[strings.LastIndexByte(src[:m.start], '\n')+1:], "\n")
+		m.text, m.file, m.src, m.line, m.fn = strings.Join(strings.Fields(text), " "), file, src, line(src, m.start), filepath.Base(file)
+		for _, d := range functions {
+			if f, ok := d.(*ast.FuncDecl); ok && int(f.Body.Lbrace) <= m.start && m.end < int(f.Body.Rbrace) {
+				m.in, m.fn = f, strings.TrimPrefix(src[f.Pos()-1:f.Type.Params.Pos()-1], "func ")
+			}
+		}
+	}
+	return slices.DeleteFunc(all, func(m mutant) bool {
+		_, err := parser.ParseFile(token.NewFileSet(), file, src[:m.start]+m.with+src[m.end:], 0)
+		zero := m.op == "return zero" && strings.Contains(` nil 0 "" false true `, " "+src[m.start:m.end]+" ")
+		return functions != nil && (err != nil || zero || m.in == nil && m.op == "drop")
+	})
+}
+
+// line is the number of the line at an offset.
+func line(src string, offset int) int { return 1 + strings.Count(src[:offset], "\n") }
+
+// drawn returns n mutants of a package.
+func drawn(pkg string, n int) (all []mutant) {
+	count := make(map[string]int)
+	for _, file := range append(must(filepath.Glob(filepath.Join(pkg, "*.go"))), must(filepath.Glob(filepath.Join(pkg, "lua/*.lua")))...) {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		for _, m := range mutantsOf(file, string(must(os.ReadFile(file)))) {
+			m.pkg = pkg
 			equal := m.id()
 			m.nth = count[equal]
 			count[equal]++
 			all = append(all, m)
 		}
 	}
-	place := func(m mutant) string {
-		if before(m.id()) {
-			return ""
-		}
-		sum := sha256.Sum256(fmt.Append(nil, seed, "\t", m.id()))
-		return string(sum[:])
-	}
-	slices.SortStableFunc(all, func(a, b mutant) int { return strings.Compare(place(a), place(b)) })
-	return all
-}
-
-// sources are the files of a package that are not tests, relative to the module.
-func sources(pkg string) (files []string) {
-	paths := goes("list", "-f", `{{range .GoFiles}}{{$.Dir}}/{{.}} {{end}}`, "./"+pkg)
-	lua, _ := filepath.Glob(filepath.Join(mutants.Root(), pkg, "lua", "*.lua"))
-	for _, path := range append(strings.Fields(paths), lua...) {
-		files = append(files, relative(path))
-	}
-	return files
-}
-
-// relative is a path in the module.
-func relative(path string) string {
-	path, err := filepath.Rel(mutants.Root(), path)
-	check(err)
-	return path
-}
-
-func read(file string) string {
-	text, err := os.ReadFile(filepath.Join(mutants.Root(), file))
-	check(err)
-	return string(text)
-}
-
-// swaps are the operators that put one word in place of another.
-var swaps = map[string]string{
-	"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "&&": "||", "||": "&&",
-	"+": "-", "-": "+", "*": "/", "/": "*", "+=": "-=", "-=": "+=", "++": "--", "--": "++",
-	"true": "false", "false": "true", "break": "continue", "continue": "break",
-	"time.Millisecond": "(2 * time.Millisecond)", "time.Second": "(2 * time.Second)",
-	"time.Minute": "(2 * time.Minute)", "time.Hour": "(2 * time.Hour)",
-}
-
-// mutantsOf returns the mutants of a Go file, and none if it is generated.
-func mutantsOf(path, src string) (all []mutant) {
-	files := token.NewFileSet()
-	f, err := parser.ParseFile(files, path, src, parser.ParseComments)
-	check(err)
-	if ast.IsGenerated(f) {
-		return nil
-	}
-	at := func(p token.Pos) int { return files.Position(p).Offset }
-	text := func(n ast.Node) string { return src[at(n.Pos()):at(n.End())] }
-	ast.PreorderStack(f, nil, func(n ast.Node, parents []ast.Node) bool {
-		fn, in, results := enclosing(parents)
-		add := func(op string, start, end token.Pos, with string) {
-			all = append(all, newMutant(path, src, fn, op, at(start), at(end), with, in))
-		}
-		swap := func(word string, p token.Pos) {
-			if with := swaps[word]; with != "" {
-				add(word+" to "+with, p, p+token.Pos(len(word)), with)
-			}
-		}
-		negate := func(cond ast.Expr) {
-			b, comparison := cond.(*ast.BinaryExpr)
-			if cond != nil && !(comparison && (b.Op == token.EQL || b.Op == token.NEQ)) { // those are swapped
-				add("negate", cond.Pos(), cond.End(), "!("+text(cond)+")")
-			}
-		}
-		drop := func(droppable bool) {
-			if droppable && inBlock(parents) {
-				add("drop", n.Pos(), n.End(), "")
-			}
-		}
-		switch n := n.(type) {
-		case *ast.BinaryExpr:
-			swap(n.Op.String(), n.OpPos)
-		case *ast.Ident:
-			swap(n.Name, n.Pos())
-		case *ast.SelectorExpr:
-			if _, product := parents[len(parents)-1].(*ast.BinaryExpr); !product {
-				swap(text(n), n.Pos())
-			}
-		case *ast.BasicLit:
-			if n.Kind == token.INT {
-				add("constant + 1", n.Pos(), n.End(), "("+n.Value+" + 1)")
-			}
-		case *ast.IfStmt:
-			negate(n.Cond)
-		case *ast.ForStmt:
-			negate(n.Cond)
-		case *ast.ExprStmt, *ast.DeferStmt, *ast.GoStmt, *ast.SendStmt:
-			drop(true)
-		case *ast.AssignStmt:
-			swap(n.Tok.String(), n.TokPos)
-			drop(n.Tok != token.DEFINE)
-		case *ast.IncDecStmt:
-			swap(n.Tok.String(), n.TokPos)
-			drop(true)
-		case *ast.BranchStmt:
-			swap(n.Tok.String(), n.TokPos)
-			drop(endsIf(parents))
-		case *ast.ReturnStmt:
-			drop(endsIf(parents))
-			zeros := []string{"nil", "0", `""`, "false", "true"} // the other boolean is tried anyway
-			if slices.ContainsFunc(n.Results, func(e ast.Expr) bool { return !slices.Contains(zeros, text(e)) }) {
-				var with []string
-				for _, r := range results.List {
-					with = append(with, slices.Repeat([]string{"*new(" + text(r.Type) + ")"}, max(1, len(r.Names)))...)
-				}
-				add("return zero", n.Results[0].Pos(), n.End(), strings.Join(with, ", "))
-			}
-		}
-		return true
-	})
-	return all
-}
-
-func newMutant(file, src, fn, op string, start, end int, with string, in *ast.FuncDecl) mutant {
-	line, _, _ := strings.Cut(src[strings.LastIndexByte(src[:start], '\n')+1:], "\n")
-	lineOf := func(offset int) int { return 1 + strings.Count(src[:offset], "\n") }
-	m := mutant{fn: fn, text: strings.Join(strings.Fields(line), " "), op: op, file: file, line: lineOf(start), start: start, end: end, with: with, in: in}
-	if in != nil {
-		m.first, m.last = lineOf(int(in.Pos())-1), lineOf(int(in.End())-1)
-	}
-	return m
-}
-
-var (
-	luaWords = regexp.MustCompile(`(?m)--.*$|'[^'\n]*'|==|~=|<=|>=|[<>+]|\b\w+\b|^ *\w+\(.*\)$|^ *redis\.call\(.*\)$`)
-	luaSwaps = map[string]string{
-		"==": "~=", "~=": "==", "<": "<=", "<=": "<", ">": ">=", ">=": ">", "+": "-",
-		"and": "or", "or": "and", "not": "", "true": "false", "false": "true",
-	}
-)
-
-// mutantsOfLua are those of a script.
-func mutantsOfLua(path, src string) (all []mutant) {
-	for _, at := range luaWords.FindAllStringIndex(src, -1) {
-		word := src[at[0]:at[1]]
-		with, swapped := luaSwaps[word]
-		op := word + " to " + with
-		switch {
-		case strings.HasSuffix(word, ")"):
-			op, with, swapped = "drop", "", true
-		case strings.Trim(word, "0123456789") == "":
-			op, with, swapped = "constant + 1", "("+word+" + 1)", true
-		}
-		if swapped {
-			all = append(all, newMutant(path, src, filepath.Base(path), op, at[0], at[1], with, nil))
-		}
-	}
-	return all
-}
-
-// inBlock reports whether a node's parent is a list of statements.
-func inBlock(parents []ast.Node) bool {
-	switch parents[len(parents)-1].(type) {
-	case *ast.BlockStmt, *ast.CaseClause, *ast.CommClause:
-		return true
-	}
-	return false
-}
-
-// endsIf reports whether a return, or the like, ends a branch of an if.
-func endsIf(parents []ast.Node) bool {
-	_, branch := parents[len(parents)-2].(*ast.IfStmt)
-	return branch
-}
-
-// enclosing returns the name of the declaration that a node is in, the function of that name, and what the innermost
-// function returns.
-func enclosing(parents []ast.Node) (name string, in *ast.FuncDecl, results *ast.FieldList) {
-	for i, parent := range parents {
-		switch p := parent.(type) {
-		case *ast.FuncDecl:
-			name, in, results = nameOf(p), p, p.Type.Results
-		case *ast.FuncLit:
-			results = p.Type.Results
-		case *ast.ValueSpec:
-			if i == 2 { // not within a function
-				name = p.Names[0].Name
-			}
-		}
-	}
-	return name, in, results
-}
-
-// nameOf is the name of a function, or Type.Method.
-func nameOf(d *ast.FuncDecl) string {
-	if d.Recv == nil {
-		return d.Name.Name
-	}
-	typ, _, _ := strings.Cut(strings.TrimPrefix(types.ExprString(d.Recv.List[0].Type), "*"), "[")
-	return typ + "." + d.Name.Name
+	slices.SortFunc(all, func(a, b mutant) int { return strings.Compare(a.id(), b.id()) })
+	return all[:min(len(all), n)]
 }
