@@ -22,9 +22,9 @@ import (
 
 func TestAcquire(t *testing.T) {
 	inCases{
-		"context of acquire bounds the wait only": func(t *testing.T, store *memory.Locker, s *spy) {
+		"context of acquire bounds the wait only": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			ctx, cancel := context.WithCancel(t.Context())
-			l, err := dlock.New(s).Acquire(ctx, "k")
+			l, err := c.Acquire(ctx, "k")
 			require.NoError(t, err)
 			cancel()
 			time.Sleep(time.Hour)
@@ -33,18 +33,18 @@ func TestAcquire(t *testing.T) {
 			require.NoError(t, l.Release())
 			requireFree(t, store, "k")
 		},
-		"HeldError tells the owner": func(t *testing.T, store *memory.Locker, s *spy) {
+		"HeldError tells the owner": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			l := acquire(t, dlock.New(s, dlock.WithOwner("web-7 \x00é")), "k")
 			defer l.Release()
 			time.Sleep(3 * time.Second)
-			_, err := dlock.New(s).TryAcquire(t.Context(), "k")
+			_, err := c.TryAcquire(t.Context(), "k")
 			held := as[*dlock.HeldError](t, err)
 			started := time.Now().Add(-3 * time.Second).Local()
 			require.Equal(t, dlock.HeldError{Key: "k", Owner: "web-7 \x00é", Started: started, Remaining: 27 * time.Second}, *held)
 			require.NotContains(t, err.Error(), l.Token())
 			require.EqualError(t, err, fmt.Sprintf(`dlock: acquire "k": held by %q since %s, for 27s unless renewed`, "web-7 \x00é", started.UTC().Format(time.RFC3339)))
 		},
-		"ended context sends nothing": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"ended context sends nothing": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			ctx, c := ended(t), dlock.New(s)
 			for name, err := range map[string]error{
 				"Acquire": errOf(c.Acquire(ctx, "k")), "TryAcquire": errOf(c.TryAcquire(ctx, "k")), "Inspect": errOf(c.Inspect(ctx, "k")), "Do": c.Do(ctx, "k", noWork),
@@ -54,14 +54,14 @@ func TestAcquire(t *testing.T) {
 			require.EqualError(t, errOf(c.TryAcquire(ctx, "k")), `dlock: acquire "k": context canceled`)
 			require.Empty(t, s.made())
 		},
-		"unwanted grant is owed if its release fails": func(t *testing.T, store *memory.Locker, s *spy) {
+		"unwanted grant is owed if its release fails": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			s.first("release", func(c *call) { c.err = errStore })
 			c := dlock.New(noFences{dlock.Forward{Locker: s}}, dlock.WithFence(true))
 			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), errors.ErrUnsupported)
 			time.Sleep(time.Second)
 			requireFree(t, store, "k")
 		},
-		"background calls keep the values": func(t *testing.T, store *memory.Locker, s *spy) {
+		"background calls keep the values": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			type trace struct{}
 			ctx := context.WithValue(t.Context(), trace{}, "id")
 			c := dlock.New(plain{s})
@@ -76,7 +76,7 @@ func TestAcquire(t *testing.T) {
 			synctest.Wait()
 			require.Equal(t, "id", s.made("release")[n].ctx.Value(trace{}))
 		},
-		"concurrent clients": func(t *testing.T, store *memory.Locker, _ *spy) {
+		"concurrent clients": func(t *testing.T, store *memory.Locker, _ *spy, _ *dlock.Client) {
 			var holders, grants atomic.Int64
 			together(20, func(int) {
 				c := dlock.New(store, dlock.WithTTL(100*time.Millisecond))
@@ -93,8 +93,7 @@ func TestAcquire(t *testing.T) {
 			})
 			require.EqualValues(t, 400, grants.Load())
 		},
-		"while many first attempts are in flight, others join the queue at once": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"while many first attempts are in flight, others join the queue at once": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			s.onCall(func(*call) { time.Sleep(time.Second) })
 			together(200, func(i int) {
 				lease, err := c.Acquire(t.Context(), fmt.Sprint("k", i))
@@ -115,9 +114,8 @@ func TestAcquire(t *testing.T) {
 			require.Equal(t, []string{"try", "release"}, s.ops())
 			require.NoError(t, c.Close())
 		},
-		"Without a queue each acquisition begins with an attempt": func(t *testing.T, store *memory.Locker, s *spy) {
+		"Without a queue each acquisition begins with an attempt": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			s.on("acquire", func(c *call) { c.err = errors.ErrUnsupported })
-			c := dlock.New(s)
 			for range 2 {
 				hold(t, store, 10*time.Millisecond)
 				require.NoError(t, acquire(t, c, "k").Release())
@@ -125,7 +123,7 @@ func TestAcquire(t *testing.T) {
 			require.Len(t, s.made("acquire"), 2)
 			require.Equal(t, "try", s.ops()[len(s.made())/2])
 		},
-		"unsupported queue is not there": func(t *testing.T, store *memory.Locker, s *spy) {
+		"unsupported queue is not there": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			hold(t, store, time.Second)
 			require.NoError(t, acquire(t, dlock.New(dlock.Forward{Locker: plain{s}}), "k").Release())
 			require.Empty(t, s.made("acquire"))
@@ -232,9 +230,9 @@ func TestWaits(t *testing.T) {
 
 func TestGrants(t *testing.T) {
 	inCases{
-		"a grant whose answer comes when the deadline has passed": func(t *testing.T, store *memory.Locker, s *spy) {
+		"a grant whose answer comes when the deadline has passed": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			s.onCall(func(c *call) { c.delayIf(len(s.made("try")) == 1, time.Minute) })
-			l := acquire(t, dlock.New(s), "k")
+			l := acquire(t, c, "k")
 			tries := s.made("try")
 			require.Len(t, tries, 2)
 			require.Equal(t, tries[0].token, tries[1].token)
@@ -244,19 +242,18 @@ func TestGrants(t *testing.T) {
 			require.Equal(t, time.Now().UnixMicro(), l.Fence(), "the fence of the second answer")
 			require.NoError(t, l.Release())
 		},
-		"the Since of a grant counts, if the Acquirer sets it": func(t *testing.T, store *memory.Locker, s *spy) {
+		"the Since of a grant counts, if the Acquirer sets it": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			hold(t, store, time.Second)
 			var since time.Time
 			s.on("acquire", func(c *call) {
 				c.delay = 2 * time.Second
 				since = c.at.Add(time.Second)
 			})
-			l := acquire(t, dlock.New(s), "k")
+			l := acquire(t, c, "k")
 			require.Equal(t, since.Add(5*time.Second-52*time.Millisecond), l.Deadline())
 			require.NoError(t, l.Release())
 		},
-		"the first TTL after a wait is short, in case the waiter is dead, and the lease is renewed soon": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"the first TTL after a wait is short, in case the waiter is dead, and the lease is renewed soon": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			for _, w := range []struct {
 				options []dlock.Option
 				first   time.Duration
@@ -291,8 +288,7 @@ func TestGrants(t *testing.T) {
 				time.Sleep(2 * time.Hour)
 			}
 		},
-		"a lease that is released soon after a wait is not renewed, even if others are": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"a lease that is released soon after a wait is not renewed, even if others are": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			other := acquire(t, c, "other")
 			time.Sleep(9 * time.Second)
 			hold(t, store, 950*time.Millisecond)
@@ -308,7 +304,7 @@ func TestGrants(t *testing.T) {
 			require.Len(t, s.made("renew"), 1)
 			require.Empty(t, s.made("batch"))
 		},
-		"a Since that is zero or in the future is not believed: the lease counts from the call": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"a Since that is zero or in the future is not believed: the lease counts from the call": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			for since, ahead := range map[bool]time.Duration{false: 0, true: time.Hour} {
 				s.onCall(func(c *call) {
 					c.attempt, c.delay = &dlock.Attempt{Acquired: true, Fence: 8}, time.Second
@@ -323,7 +319,7 @@ func TestGrants(t *testing.T) {
 				require.NoError(t, l.Release())
 			}
 		},
-		"late grants after held are not held": func(t *testing.T, store *memory.Locker, s *spy) {
+		"late grants after held are not held": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			hold(t, store, time.Second)
 			s.onCall(func(c *call) { c.delayIf(c.op == "try" && len(s.made("try")) > 1, 99*time.Millisecond) })
 			c := dlock.New(plain{s}, dlock.WithTTL(100*time.Millisecond), dlock.WithMaxWait(5*time.Second))
@@ -540,7 +536,7 @@ func TestPollingPace(t *testing.T) {
 
 func TestPolling(t *testing.T) {
 	inCases{
-		"while the store does not answer, pauses become longer; once it answers, they are as usual": func(t *testing.T, store *memory.Locker, s *spy) {
+		"while the store does not answer, pauses become longer; once it answers, they are as usual": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			defer acquire(t, dlock.New(store), "k").Release()
 			start := time.Now()
 			s.onCall(func(c *call) {
@@ -560,7 +556,7 @@ func TestPolling(t *testing.T) {
 			require.InDelta(t, 60, polls(10*time.Second, time.Minute), 15, "attempts in 50 s, while it fails")
 			require.InDelta(t, 6.7*50, polls(65*time.Second, 115*time.Second), 70, "attempts in 50 s, when it answers again")
 		},
-		"pollers do not stay together": func(t *testing.T, store *memory.Locker, s *spy) {
+		"pollers do not stay together": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			defer acquire(t, dlock.New(store, dlock.WithRenewal(false), dlock.WithTTL(time.Hour)), "k").Release()
 			for range 10 {
 				go dlock.New(plain{s}, dlock.WithMaxWait(5*time.Second)).Acquire(t.Context(), "k")
@@ -572,7 +568,7 @@ func TestPolling(t *testing.T) {
 			}
 			require.Greater(t, len(instants), len(s.made("try"))/2)
 		},
-		"backoff": func(t *testing.T, store *memory.Locker, s *spy) {
+		"backoff": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			defer acquire(t, dlock.New(store), "k").Release()
 			var attempts []int
 			c := dlock.New(plain{s}, dlock.WithMaxWait(time.Minute), dlock.WithBackoff(func(attempt int) time.Duration {
@@ -584,7 +580,7 @@ func TestPolling(t *testing.T) {
 			require.Len(t, s.made("try"), 4)
 			require.ErrorIs(t, errOf(c.With(dlock.WithBackoff(nil)).Acquire(t.Context(), "k")), dlock.ErrHeld)
 		},
-		"a lease may last for as long as a Duration can be": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"a lease may last for as long as a Duration can be": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			s.onCall(func(c *call) { c.answers(dlock.Attempt{Holder: "x", Remaining: math.MaxInt64}, nil) })
 			require.ErrorIs(t, errOf(dlock.New(plain{s}, dlock.WithMaxWait(10*time.Second)).Acquire(t.Context(), "k")), dlock.ErrHeld)
 			tries := s.made("try")
@@ -626,20 +622,20 @@ func TestFinalErrorsEndTheWait(t *testing.T) {
 
 func TestEndsOfWaits(t *testing.T) {
 	inCases{
-		"wait cut during an attempt": func(t *testing.T, store *memory.Locker, s *spy) {
+		"wait cut during an attempt": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			defer acquire(t, dlock.New(store, dlock.WithRenewal(false), dlock.WithTTL(time.Hour)), "k").Release()
 			s.onCall(func(c *call) { c.hangIf(len(s.made("try")) > 1) })
 			c := dlock.New(plain{s}, dlock.WithMaxWait(time.Second))
 			requireErr(t, errOf(c.Acquire(t.Context(), "k")), dlock.ErrHeld, noContext)
 			c.Close()
 		},
-		"answer after MaxWait is not waited on": func(t *testing.T, store *memory.Locker, s *spy) {
+		"answer after MaxWait is not waited on": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			defer acquire(t, dlock.New(store), "k").Release()
 			s.onCall(func(c *call) { c.delay = 2 * time.Second }) // a Locker that ignores its ctx
 			require.ErrorIs(t, errOf(dlock.New(s, dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")), dlock.ErrHeld)
 			require.Empty(t, s.made("acquire"))
 		},
-		"wait tells the last holder": func(t *testing.T, store *memory.Locker, s *spy) {
+		"wait tells the last holder": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			first := acquire(t, dlock.New(store, dlock.WithOwner("first")), "k")
 			time.AfterFunc(time.Second, func() { first.Release() })
 			go func() {
@@ -653,14 +649,14 @@ func TestEndsOfWaits(t *testing.T) {
 			require.Equal(t, "second", as[*dlock.HeldError](t, err).Owner)
 			time.Sleep(time.Hour) // for the second holder
 		},
-		"a queue that breaks the contract of Acquirer counts as failed": func(t *testing.T, store *memory.Locker, s *spy) {
+		"a queue that breaks the contract of Acquirer counts as failed": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			defer acquire(t, dlock.New(store), "k").Release()
 			s.on("acquire", func(c *call) { c.answers(dlock.Attempt{}, nil) })
 			_, err := dlock.New(s, dlock.WithMaxWait(10*time.Second)).Acquire(t.Context(), "k")
 			requireErr(t, err, "the store last answered 10s ago: the store's queue returned neither a grant nor an error", dlock.ErrHeld, noContext)
 		},
 		// The last attempt is cut off with the patience. The socket's error says less than the answer before.
-		"patience that cuts an attempt": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"patience that cuts an attempt": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			begun := time.Now()
 			s.onCall(func(c *call) {
 				if c.err = errOOM; time.Since(begun) > 900*time.Millisecond {

@@ -23,8 +23,7 @@ import (
 
 func TestDo(t *testing.T) {
 	inCases{
-		"do": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"do": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			wrong := errors.New("went wrong")
 			for _, want := range []error{nil, wrong} {
 				require.Equal(t, want, c.Do(t.Context(), "k", func(ctx context.Context, l *dlock.Lease) error {
@@ -35,30 +34,29 @@ func TestDo(t *testing.T) {
 				requireFree(t, store, "k")
 			}
 		},
-		"do context bounds the work": func(t *testing.T, store *memory.Locker, s *spy) {
+		"do context bounds the work": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			ctx := within(t, time.Second)
-			err := dlock.New(s).Do(ctx, "k", func(ctx context.Context, _ *dlock.Lease) error {
+			err := c.Do(ctx, "k", func(ctx context.Context, _ *dlock.Lease) error {
 				<-ctx.Done()
 				return context.Cause(ctx)
 			})
 			requireErr(t, err, context.DeadlineExceeded, not{dlock.ErrLost})
 			requireFree(t, store, "k")
 		},
-		"do releases on panic": func(t *testing.T, store *memory.Locker, s *spy) {
+		"do releases on panic": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			require.PanicsWithValue(t, "boom", func() {
-				dlock.New(s).Do(t.Context(), "k", func(context.Context, *dlock.Lease) error { panic("boom") })
+				c.Do(t.Context(), "k", func(context.Context, *dlock.Lease) error { panic("boom") })
 			})
 			requireFree(t, store, "k")
 		},
-		"owed release is no error of the work": func(t *testing.T, store *memory.Locker, s *spy) {
+		"owed release is no error of the work": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			s.on("release", func(c *call) { c.err = errStore })
-			require.NoError(t, dlock.New(s).Do(t.Context(), "k", noWork))
+			require.NoError(t, c.Do(t.Context(), "k", noWork))
 			synctest.Wait()
 			require.Len(t, s.made("release"), 2, "that of Do, and the first of the Client")
 		},
-		"if the work detaches its lease, its context ends, and Do returns its error": func(t *testing.T, store *memory.Locker, s *spy) {
+		"if the work detaches its lease, its context ends, and Do returns its error": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			var d dlock.Detached
-			c := dlock.New(s)
 			for _, want := range []error{nil, errors.New("not delivered")} {
 				s.forget()
 				require.Equal(t, want, c.Do(t.Context(), "k", func(ctx context.Context, l *dlock.Lease) (err error) {
@@ -70,9 +68,9 @@ func TestDo(t *testing.T) {
 				require.NoError(t, adopt(t, c, d).Release())
 			}
 		},
-		"do with lost lease and ended context": func(t *testing.T, store *memory.Locker, s *spy) {
+		"do with lost lease and ended context": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			ctx, cancel := context.WithCancel(t.Context())
-			err := dlock.New(s).Do(ctx, "k", func(ctx context.Context, _ *dlock.Lease) error {
+			err := c.Do(ctx, "k", func(ctx context.Context, _ *dlock.Lease) error {
 				cancel()
 				store.Steal("k", time.Hour)
 				return ctx.Err()
@@ -120,7 +118,7 @@ func TestDoWithLostLease(t *testing.T) {
 
 func TestOperators(t *testing.T) {
 	inCases{
-		"inspect": func(t *testing.T, store *memory.Locker, s *spy) {
+		"inspect": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(s, dlock.WithOwner("web-7"))
 			require.Zero(t, inspect(t, c))
 			defer acquire(t, c, "k").Release()
@@ -133,8 +131,7 @@ func TestOperators(t *testing.T) {
 			store.Fail(errStore)
 			require.ErrorIs(t, errOf(c.Inspect(t.Context(), "k")), errStore)
 		},
-		"status tells how many wait": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"status tells how many wait": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			defer acquire(t, c, "k").Release()
 			for range 7 {
 				go c.With(dlock.WithMaxWait(time.Second)).Acquire(t.Context(), "k")
@@ -143,7 +140,7 @@ func TestOperators(t *testing.T) {
 			status := inspect(t, c)
 			require.Equal(t, 7, status.Waiting)
 		},
-		"Break releases only the holder that was seen, and hands the lock over": func(t *testing.T, store *memory.Locker, s *spy) {
+		"Break releases only the holder that was seen, and hands the lock over": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			stuck, operator := dlock.New(s, dlock.WithOwner("stuck")), dlock.New(store)
 			l := acquire(t, stuck, "k")
 			next := make(chan *dlock.Lease)
@@ -174,8 +171,7 @@ func TestOperators(t *testing.T) {
 			require.NoError(t, operator.Close())
 			require.ErrorIs(t, operator.Break(t.Context(), status), dlock.ErrClosed)
 		},
-		"Break refuses a key that no Client holds": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"Break refuses a key that no Client holds": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			store.Steal("foreign", time.Hour)
 			foreign, err := c.Inspect(t.Context(), "foreign")
 			require.NoError(t, err)
@@ -193,7 +189,7 @@ func TestOperators(t *testing.T) {
 			require.ErrorIs(t, c.Break(ctx, status), context.Canceled)
 			require.NoError(t, l.Err())
 		},
-		"Break also frees a key that only a MinHold keeps": func(t *testing.T, store *memory.Locker, s *spy) {
+		"Break also frees a key that only a MinHold keeps": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(s, dlock.WithMinHold(time.Hour))
 			require.NoError(t, acquire(t, c, "k").Release())
 			synctest.Wait()
@@ -205,8 +201,7 @@ func TestOperators(t *testing.T) {
 			requireFree(t, store, "k")
 			require.Zero(t, c.Stats().ReleasesOwed)
 		},
-		"stats": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"stats": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			require.Zero(t, c.Stats())
 			l, m := acquire(t, c, "k"), acquire(t, c, "m")
 			ctx, cancel := context.WithCancel(t.Context())
@@ -331,7 +326,7 @@ func TestMaxHoldShorterThanMinHoldIsRefused(t *testing.T) {
 
 func TestOptions(t *testing.T) {
 	inCases{
-		"limits are accepted": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"limits are accepted": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(s, dlock.WithTTL(10*time.Millisecond), dlock.WithOwner(strings.Repeat("o", 256)),
 				dlock.WithMaxHold(0), dlock.WithMinHold(0))
 			l := acquire(t, c, strings.Repeat("k", 1024))
@@ -340,7 +335,7 @@ func TestOptions(t *testing.T) {
 			year := c.With(dlock.WithTTL(365*24*time.Hour), dlock.WithMinHold(0))
 			require.NoError(t, acquire(t, year, "k").Release())
 		},
-		"whole milliseconds": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"whole milliseconds": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			s.onCall(func(c *call) {
 				if c.op != "release" {
 					require.Zero(t, c.ttl%time.Millisecond, "%s sends a TTL of %v", c.op, c.ttl)
@@ -355,7 +350,7 @@ func TestOptions(t *testing.T) {
 			time.Sleep(2 * time.Minute)
 			require.Len(t, s.made("renew"), 1+3, "a background renewal each third of the TTL, and one for MinHold")
 		},
-		"with shares the rest": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"with shares the rest": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(s, dlock.WithOwner("a"), dlock.WithMaxHold(time.Minute), dlock.WithMinHold(time.Minute))
 			d := c.With(dlock.WithOwner(""), dlock.WithMaxHold(0), dlock.WithMinHold(0))
 			l := acquire(t, d, "k")
@@ -368,7 +363,7 @@ func TestOptions(t *testing.T) {
 			require.NoError(t, d.Close())
 			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "other")), dlock.ErrClosed)
 		},
-		"TTL from": func(t *testing.T, store *memory.Locker, s *spy) {
+		"TTL from": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			ttls := map[string]time.Duration{
 				"short":  2500*time.Millisecond + 1,
 				"long":   time.Hour,
@@ -410,7 +405,7 @@ func TestOptions(t *testing.T) {
 			require.NoError(t, adopt(t, c, d).Release())
 			require.Equal(t, 4*time.Second, s.made("renew")[0].ttl)
 		},
-		"TTL from is for leases without renewal": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"TTL from is for leases without renewal": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(s, dlock.WithTTLFrom(func(string) time.Duration { return time.Second }))
 			requireErr(t, errOf(c.Acquire(t.Context(), "k")), dlock.ErrInvalid, "WithTTLFrom: needs WithRenewal(false)")
 			require.NoError(t, acquire(t, c.With(dlock.WithTTLFrom(nil)), "k").Release())
@@ -422,14 +417,14 @@ func TestOptions(t *testing.T) {
 
 func TestForward(t *testing.T) {
 	inCases{
-		"forward": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"forward": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			f := dlock.Forward{Locker: plain{s}}
 			require.ErrorIs(t, errOf(f.Acquire(t.Context(), "k", "t", time.Second)), errors.ErrUnsupported)
 			require.ErrorIs(t, errOf(f.RenewBatch(t.Context(), nil)), errors.ErrUnsupported)
 			require.ErrorIs(t, errOf(f.Inspect(t.Context(), "k")), errors.ErrUnsupported)
 			require.Empty(t, s.made())
 		},
-		"around a store that does not take every TTL, a decorator lets the Client refuse a longer MinHold": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"around a store that does not take every TTL, a decorator lets the Client refuse a longer MinHold": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			l := dlock.Forward{Locker: dlock.Forward{Locker: limited{s}}}
 			_, err := dlock.New(l, dlock.WithMinHold(time.Minute+1)).TryAcquire(t.Context(), "k")
 			requireErr(t, err, dlock.ErrInvalid, "longer than 1m0s, the longest TTL of the Locker")
@@ -495,8 +490,7 @@ func TestClose(t *testing.T) {
 
 func TestCloseOfAClient(t *testing.T) {
 	inCases{
-		"close while acquiring": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"close while acquiring": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			store.Delay(time.Second)
 			result := make(chan error)
 			go func() { _, err := c.TryAcquire(t.Context(), "k"); result <- err }()
@@ -505,8 +499,7 @@ func TestCloseOfAClient(t *testing.T) {
 			require.ErrorIs(t, <-result, dlock.ErrClosed)
 			requireFree(t, store, "k")
 		},
-		"close while adopting": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"close while adopting": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			h := detach(t, acquire(t, c, "k"))
 			s.onCall(func(c *call) { c.delay = time.Second })
 			result := make(chan error)
@@ -518,8 +511,7 @@ func TestCloseOfAClient(t *testing.T) {
 			require.NoError(t, err, "it may be adopted again")
 			require.NoError(t, l.Release())
 		},
-		"close waits for what is owed": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"close waits for what is owed": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			store.FailReplies(errStore)
 			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), errStore)
 			store.FailReplies(nil)
@@ -530,8 +522,7 @@ func TestCloseOfAClient(t *testing.T) {
 			requireFree(t, store, "k")
 			require.Less(t, time.Since(start), 5*time.Second)
 		},
-		"close hurries": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"close hurries": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			l := acquire(t, c, "k")
 			store.Fail(errStore)
 			require.ErrorIs(t, l.Release(), errStore)
@@ -542,7 +533,7 @@ func TestCloseOfAClient(t *testing.T) {
 			require.Zero(t, time.Since(start))
 			requireFree(t, store, "k")
 		},
-		"close lets releases finish": func(t *testing.T, store *memory.Locker, s *spy) {
+		"close lets releases finish": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			s.onCall(func(c *call) {
 				switch c.op {
 				case "try":
@@ -551,14 +542,12 @@ func TestCloseOfAClient(t *testing.T) {
 					c.take(2 * time.Second)
 				}
 			})
-			c := dlock.New(s)
 			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), errStore)
 			time.Sleep(time.Second)
 			require.NoError(t, c.Close())
 			requireFree(t, store, "k")
 		},
-		"close gives up": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"close gives up": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			l := acquire(t, c, "k")
 			store.Fail(errStore)
 			require.ErrorIs(t, l.Release(), errStore)
@@ -569,8 +558,7 @@ func TestCloseOfAClient(t *testing.T) {
 			time.Sleep(time.Hour)
 			require.Len(t, s.made(), n, "calls after Close")
 		},
-		"nothing is owed after close": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"nothing is owed after close": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			l := acquire(t, c, "k")
 			require.NoError(t, c.Close())
 			store.Fail(errStore)
@@ -742,8 +730,7 @@ func TestCloseEndsRenewalsInFlight(t *testing.T) {
 func TestShutdown(t *testing.T) {
 	inCases{
 		// Shutdown waits for the holders, whose leases are renewed meanwhile. Waits end, and new calls are refused.
-		"shutdown waits for holders": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"shutdown waits for holders": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			l := acquire(t, c, "k")
 			waiter := make(chan error)
 			go func() {
@@ -770,8 +757,7 @@ func TestShutdown(t *testing.T) {
 		},
 		// When ctx ends, leases end with ErrClosed and stay in the store until their TTL has passed,
 		// unless their holders release them.
-		"shutdown gives up": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"shutdown gives up": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			stuck, late := acquire(t, c, "stuck"), acquire(t, c, "late")
 			work := stuck.Context(t.Context())
 			ctx := within(t, 3*time.Second)
@@ -794,7 +780,7 @@ func TestShutdown(t *testing.T) {
 			requireFree(t, store, "stuck")
 		},
 		// The holder releases while Shutdown, which has given up on it, makes the store keep the key for its MinHold.
-		"release during shutdown": func(t *testing.T, store *memory.Locker, s *spy) {
+		"release during shutdown": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			const minHold = 2 * time.Minute
 			c := dlock.New(s, dlock.WithMinHold(minHold))
 			l := acquire(t, c, "k")
@@ -809,8 +795,7 @@ func TestShutdown(t *testing.T) {
 			time.Sleep(time.Second + 2*time.Millisecond)
 			requireFree(t, store, "k")
 		},
-		"if Shutdown ended the work, the error of Do says so": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"if Shutdown ended the work, the error of Do says so": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			done := make(chan error)
 			go func() {
 				done <- c.Do(t.Context(), "k", func(ctx context.Context, _ *dlock.Lease) error {
@@ -823,7 +808,7 @@ func TestShutdown(t *testing.T) {
 			err := <-done
 			requireErr(t, err, dlock.ErrClosed, noContext)
 		},
-		"a lease is released long after Shutdown has given up on it": func(t *testing.T, store *memory.Locker, s *spy) {
+		"a lease is released long after Shutdown has given up on it": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(s, dlock.WithTTL(3*time.Second))
 			require.ErrorIs(t, c.Do(t.Context(), "k", func(_ context.Context, l *dlock.Lease) error {
 				require.Error(t, c.Shutdown(ended(t)))

@@ -91,8 +91,7 @@ func TestWaitCutByTheLossOfAnotherLease(t *testing.T) {
 
 func TestErrorsOfContexts(t *testing.T) {
 	inCases{
-		"some client libraries return the cause of a context": func(t *testing.T, _ *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"some client libraries return the cause of a context": func(t *testing.T, _ *memory.Locker, s *spy, c *dlock.Client) {
 			d := detach(t, acquire(t, c, "k"))
 			s.onCall(func(c *call) { c.err = fmt.Errorf("client: %w", dlock.ErrLost) })
 			_, err := c.Adopt(t.Context(), d)
@@ -100,7 +99,7 @@ func TestErrorsOfContexts(t *testing.T) {
 			s.onCall(nil)
 			require.NoError(t, adopt(t, c, d).Release())
 		},
-		"Renew with a Locker that returns the cause of its ctx, which another lease ended": func(t *testing.T, store *memory.Locker, s *spy) {
+		"Renew with a Locker that returns the cause of its ctx, which another lease ended": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(single{s}, dlock.WithTTL(30*time.Second))
 			var n atomic.Int32
 			other := acquire(t, c, "other")
@@ -120,7 +119,7 @@ func TestErrorsOfContexts(t *testing.T) {
 			require.NoError(t, l.Err())
 			require.NoError(t, c.Close())
 		},
-		"cancelled calls match the context error": func(t *testing.T, store *memory.Locker, s *spy) {
+		"cancelled calls match the context error": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(s, dlock.WithRenewal(false))
 			l := acquire(t, c, "k")
 			h := detach(t, acquire(t, c, "h"))
@@ -133,13 +132,13 @@ func TestErrorsOfContexts(t *testing.T) {
 			require.ErrorIs(t, errOf(c.Adopt(within(t, time.Second), h)), context.DeadlineExceeded)
 			require.NoError(t, l.Release())
 		},
-		"hidden context error shows the rest": func(t *testing.T, store *memory.Locker, s *spy) {
+		"hidden context error shows the rest": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			store.Fail(storeError{context.DeadlineExceeded})
-			_, err := dlock.New(s).TryAcquire(t.Context(), "k")
+			_, err := c.TryAcquire(t.Context(), "k")
 			requireErr(t, err, noContext, errStore)
 			require.ErrorAs(t, err, new(storeError))
 		},
-		"a time limit of this package or a client is not taken for the end of the caller's ctx": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"a time limit of this package or a client is not taken for the end of the caller's ctx": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			start := time.Now()
 			s.onCall(func(c *call) {
 				c.attempt = &dlock.Attempt{Holder: "other", Remaining: 3 * time.Second}
@@ -152,7 +151,7 @@ func TestErrorsOfContexts(t *testing.T) {
 			_, err := dlock.New(plain{s}).Acquire(ctx, "k")
 			requireErr(t, err, context.Canceled, not{context.DeadlineExceeded}, dlock.ErrUnavailable)
 		},
-		"a store has not failed whose last call was cut short by the end of the wait": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"a store has not failed whose last call was cut short by the end of the wait": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			start := time.Now()
 			s.onCall(func(c *call) {
 				c.attempt = &dlock.Attempt{Holder: "other", Remaining: time.Millisecond}
@@ -554,7 +553,7 @@ func cancels(d time.Duration) func(t *testing.T) (context.Context, error) {
 
 func TestSilence(t *testing.T) {
 	inCases{
-		"the time in a line counts as silence, too, if the store did not answer there": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"the time in a line counts as silence, too, if the store did not answer there": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(s, dlock.WithLocalTurns(8))
 			contend(t, c)
 			s.onCall(func(c *call) { c.failsAfter(2*time.Second, io.ErrUnexpectedEOF) })
@@ -563,7 +562,7 @@ func TestSilence(t *testing.T) {
 		},
 		// The calls of the background tell Observers what a caller would be told. The error of a lease that is
 		// lost does not match ErrUnavailable, since the work has run.
-		"silence in the background": func(t *testing.T, store *memory.Locker, s *spy) {
+		"silence in the background": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c, seen := watched(s, dlock.WithTTL(6*time.Second))
 			l := acquire(t, c, "k")
 			store.Delay(time.Hour)
@@ -577,7 +576,7 @@ func TestSilence(t *testing.T) {
 			}
 			requireErr(t, l.Err(), dlock.ErrLost, not{dlock.ErrUnavailable}, "no answer for 3.")
 		},
-		"a loss says for how long there was no answer, also if only its holder has renewed the lease": func(t *testing.T, store *memory.Locker, s *spy) {
+		"a loss says for how long there was no answer, also if only its holder has renewed the lease": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(s, dlock.WithTTL(6*time.Second), dlock.WithRenewal(false))
 			l := acquire(t, c, "k")
 			time.Sleep(time.Second)
@@ -589,7 +588,7 @@ func TestSilence(t *testing.T) {
 			store.Delay(0)
 		},
 		// An error reply that says nothing does not end the silence that a lease counts. The loss shows it.
-		"loss after unknown replies": func(t *testing.T, store *memory.Locker, s *spy) {
+		"loss after unknown replies": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(s, dlock.WithTTL(6*time.Second))
 			l := acquire(t, c, "k")
 			s.onCall(func(c *call) { c.err = errReply })
@@ -597,12 +596,12 @@ func TestSilence(t *testing.T) {
 			require.ErrorIs(t, l.Err(), dlock.ErrLost)
 			require.Regexp(t, `last renewal: no success for [3-6][0-9.]*s: the store failed: ERR upstream failure\)$`, l.Err())
 		},
-		"a caller that leaves early is told why it left": func(t *testing.T, store *memory.Locker, s *spy) {
+		"a caller that leaves early is told why it left": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			store.Delay(time.Hour)
 			left := errors.New("the user has left")
 			ctx, cancel := context.WithCancelCause(t.Context())
 			time.AfterFunc(100*time.Millisecond, func() { cancel(left) })
-			_, err := dlock.New(s).Acquire(ctx, "k")
+			_, err := c.Acquire(ctx, "k")
 			requireErr(t, err, exactly(`dlock: acquire "k": context canceled: the user has left`), context.Canceled, left)
 			store.Delay(0)
 		},

@@ -466,12 +466,12 @@ func run(t *testing.T, name string, f func(t *testing.T, store *memory.Locker, s
 	t.Run(name, func(t *testing.T) { in(t, f) })
 }
 
-// inCases are the tests of one subject, by what they say of it.
-type inCases map[string]func(t *testing.T, store *memory.Locker, s *spy)
+// inCases are the tests of one subject, by what they say of it, each with a Client of its spy.
+type inCases map[string]func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client)
 
 func (all inCases) run(t *testing.T) {
 	for name, f := range all {
-		run(t, name, f)
+		run(t, name, func(t *testing.T, store *memory.Locker, s *spy) { f(t, store, s, dlock.New(s)) })
 	}
 }
 

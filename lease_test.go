@@ -20,8 +20,7 @@ import (
 
 func TestLease(t *testing.T) {
 	inCases{
-		"done and err": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"done and err": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			l := acquire(t, c, "k")
 			select {
 			case <-l.Done():
@@ -38,8 +37,8 @@ func TestLease(t *testing.T) {
 			requireErr(t, l.Err(), dlock.ErrLost, not{dlock.ErrReleased})
 			<-l.Done()
 		},
-		"prints and logs without token": func(t *testing.T, store *memory.Locker, s *spy) {
-			l := acquire(t, dlock.New(s), "k")
+		"prints and logs without token": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			l := acquire(t, c, "k")
 			check := func(what string, v any, token string) {
 				var out bytes.Buffer
 				for _, format := range []string{"%v", "%+v", "%#v", "%s", "%q", "%d", "%x", "%t"} {
@@ -61,8 +60,7 @@ func TestLease(t *testing.T) {
 			type job struct{ h dlock.Detached } // fmt does not call the methods of an unexported field
 			require.NotContains(t, fmt.Sprintf("%+v", job{h}), l.Token())
 		},
-		"lease context": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"lease context": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			cause := errors.New("shutting down")
 			type keyType struct{}
 			parent, cancel := context.WithCancelCause(context.WithValue(t.Context(), keyType{}, "value"))
@@ -92,7 +90,7 @@ func TestLease(t *testing.T) {
 			<-work.Done()
 			require.ErrorIs(t, context.Cause(work), dlock.ErrLost)
 		},
-		"a call is not nested any more once the lease that its ctx carries has run out": func(t *testing.T, store *memory.Locker, s *spy) {
+		"a call is not nested any more once the lease that its ctx carries has run out": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(s, dlock.WithRenewal(false))
 			l := acquire(t, c, "k")
 			ctx := context.WithoutCancel(l.Context(t.Context()))
@@ -416,7 +414,7 @@ func (a asking) AfterFunc(f func()) func() bool {
 
 func TestDetach(t *testing.T) {
 	inCases{
-		"detach and adopt": func(t *testing.T, store *memory.Locker, s *spy) {
+		"detach and adopt": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			giver := acquire(t, dlock.New(s), "k\x00é")
 			work := giver.Context(t.Context())
 			time.Sleep(5 * time.Second)
@@ -451,8 +449,7 @@ func TestDetach(t *testing.T) {
 			requireFree(t, store, "k\x00é")
 			require.ErrorIs(t, errOf(c.Adopt(t.Context(), sent)), dlock.ErrLost, "the lease is gone")
 		},
-		"eighth detach in a row is refused": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"eighth detach in a row is refused": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			l := acquire(t, c, "k")
 			first := l.Fence()
 			for i := int64(1); i <= 7; i++ {
@@ -469,7 +466,7 @@ func TestDetach(t *testing.T) {
 		},
 		// After a wait a lease is granted for 5 s at first. Its taker still has the full TTL, or the
 		// remaining time if the store does not answer.
-		"detach right after a wait": func(t *testing.T, store *memory.Locker, s *spy) {
+		"detach right after a wait": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			first := acquire(t, dlock.New(store), "k")
 			time.AfterFunc(time.Second, func() { first.Release() })
 			l := acquire(t, dlock.New(s), "k")
@@ -487,12 +484,12 @@ func TestDetach(t *testing.T) {
 			require.Greater(t, time.Until(d.Deadline()), 3*time.Second)
 			store.Delay(0)
 		},
-		"detach of lost lease": func(t *testing.T, store *memory.Locker, s *spy) {
+		"detach of lost lease": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			l := acquire(t, dlock.New(s, dlock.WithRenewal(false)), "k")
 			time.Sleep(30 * time.Second)
 			require.ErrorIs(t, errOf(l.Detach()), dlock.ErrLost)
 		},
-		"nobody adopts": func(t *testing.T, store *memory.Locker, s *spy) {
+		"nobody adopts": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			l := acquire(t, dlock.New(s), "k")
 			h := detach(t, l)
 			time.Sleep(30 * time.Second)
@@ -500,15 +497,13 @@ func TestDetach(t *testing.T) {
 			require.ErrorIs(t, errOf(dlock.New(s).Adopt(t.Context(), h)), dlock.ErrLost)
 			require.NoError(t, acquire(t, dlock.New(s), "k").Release())
 		},
-		"the taker was not reached: the giver takes the lease back, and releases it": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"the taker was not reached: the giver takes the lease back, and releases it": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			d := detach(t, acquire(t, c, "k"))
 			requireHeld(t, store, "k", s.made("try")[0].token)
 			require.NoError(t, adopt(t, c, d).Release())
 			requireFree(t, store, "k")
 		},
-		"adopt may be repeated after an error": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"adopt may be repeated after an error": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			h := detach(t, acquire(t, c, "k"))
 			store.FailReplies(errStore)
 			requireErr(t, errOf(c.Adopt(t.Context(), h)), errStore, `dlock: adopt "k"`)
@@ -518,14 +513,12 @@ func TestDetach(t *testing.T) {
 			require.Empty(t, s.made("release"))
 			require.NoError(t, l.Release())
 		},
-		"adopt that answers late": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"adopt that answers late": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			h := detach(t, acquire(t, c, "k"))
 			s.first("renew", func(c *call) { c.delay = 30 * time.Second })
 			requireErr(t, errOf(c.Adopt(t.Context(), h)), "took too much of the TTL", not{dlock.ErrLost})
 		},
-		"adopt deadline counts from sending": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"adopt deadline counts from sending": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			h := detach(t, acquire(t, c, "k"))
 			s.onCall(func(c *call) { c.delay = time.Second })
 			start := time.Now()
@@ -533,7 +526,7 @@ func TestDetach(t *testing.T) {
 			require.Equal(t, start.Add(30*time.Second-drift), l.Deadline())
 			require.NoError(t, l.Release())
 		},
-		"adopt with fence": func(t *testing.T, store *memory.Locker, s *spy) {
+		"adopt with fence": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(noFences{s.Forward})
 			h := detach(t, acquire(t, c, "k"))
 			require.ErrorIs(t, errOf(c.With(dlock.WithFence(true)).Adopt(t.Context(), h)), errors.ErrUnsupported)
@@ -541,8 +534,7 @@ func TestDetach(t *testing.T) {
 			require.Zero(t, l.Fence(), "a store without fences has none after a Detach either")
 			require.NoError(t, l.Release())
 		},
-		"bad detached": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"bad detached": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			requireErr(t, errOf(c.Adopt(t.Context(), dlock.Detached{})), dlock.ErrInvalid, "Detached: empty")
 			require.ErrorIs(t, errOf(dlock.Detached{}.MarshalText()), dlock.ErrInvalid)
 			h := detach(t, acquire(t, c, "k"))

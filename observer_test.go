@@ -103,7 +103,7 @@ func watched(l dlock.Locker, opts ...dlock.Option) (*dlock.Client, *ledger) {
 
 func TestObserver(t *testing.T) {
 	inCases{
-		"observer": func(t *testing.T, store *memory.Locker, s *spy) {
+		"observer": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			s.onCall(func(c *call) { c.delay = time.Millisecond })
 			c, seen := watched(s)
 			l := acquire(t, c, "k")
@@ -124,7 +124,7 @@ func TestObserver(t *testing.T) {
 		},
 		// The first TTL after a wait is short. So the margin of the renewal that follows is a large part
 		// of the TTL that it reports, as always.
-		"observer of the first renewal after a wait": func(t *testing.T, store *memory.Locker, s *spy) {
+		"observer of the first renewal after a wait": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			hold(t, store, time.Second)
 			c, seen := watched(s)
 			lease := acquire(t, c, "k")
@@ -136,7 +136,7 @@ func TestObserver(t *testing.T) {
 			require.Greater(t, renewals[0].Margin, 4*time.Second)
 			require.Equal(t, dlock.DefaultTTL, renewals[1].TTL)
 		},
-		"an error that has the error of another lease or call in it does not show that one's key, either": func(t *testing.T, store *memory.Locker, s *spy) {
+		"an error that has the error of another lease or call in it does not show that one's key, either": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c, seen := watched(s)
 			hold(t, store, time.Hour)
 			l := acquire(t, c, "secret")
@@ -152,7 +152,7 @@ func TestObserver(t *testing.T) {
 			held := of[dlock.AcquireDoneInfo](seen)[1].Err
 			requireErr(t, held, context.Canceled, exactly("context canceled: held by another"))
 		},
-		"each call that acquires has one start and one end, also if nothing was sent": func(t *testing.T, store *memory.Locker, s *spy) {
+		"each call that acquires has one start and one end, also if nothing was sent": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c, seen := watched(s)
 			fails := func(want error, call func() error) {
 				t.Helper()
@@ -173,7 +173,7 @@ func TestObserver(t *testing.T) {
 			require.NoError(t, c.Close())
 			fails(dlock.ErrClosed, func() error { return errOf(c.Acquire(t.Context(), "k")) })
 		},
-		"observer of a loss": func(t *testing.T, store *memory.Locker, s *spy) {
+		"observer of a loss": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c, seen := watched(s, dlock.WithRenewal(false), dlock.WithTTL(time.Second))
 			l := acquire(t, c, "secret")
 			granted, deadline := time.Now(), l.Deadline()
@@ -212,7 +212,7 @@ func TestObserver(t *testing.T) {
 			only[dlock.LeaseDoneInfo](t, seen)
 			only[dlock.ReleaseDoneInfo](t, seen)
 		},
-		"observer of batches": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"observer of batches": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			c, seen := watched(s)
 			leases, _ := acquireAll(t, c, "k", 20)
 			time.Sleep(12 * time.Second)
@@ -234,7 +234,7 @@ func TestObserver(t *testing.T) {
 			require.Len(t, of[dlock.LeaseDoneInfo](seen), 20)
 			require.Equal(t, 20, lostOf(leases))
 		},
-		"observer of renew by the holder": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"observer of renew by the holder": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			c, seen := watched(s, dlock.WithRenewal(false))
 			l := acquire(t, c, "k")
 			time.Sleep(time.Second)
@@ -247,7 +247,7 @@ func TestObserver(t *testing.T) {
 			require.ErrorIs(t, l.Renew(within(t, time.Second)), context.DeadlineExceeded)
 			require.ErrorIs(t, of[dlock.RenewDoneInfo](seen)[2].Err, context.DeadlineExceeded, "as Renew says")
 		},
-		"observer of owed releases": func(t *testing.T, store *memory.Locker, s *spy) {
+		"observer of owed releases": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c, seen := watched(s)
 			l := acquire(t, c, "k")
 			s.set(refuse)
@@ -285,7 +285,7 @@ func TestObserver(t *testing.T) {
 			synctest.Wait()
 			require.ErrorIs(t, only[dlock.OwedDoneInfo](t, seen).Err, dlock.ErrClosed)
 		},
-		"of two calls of Release at a time, only one has anything to do": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"of two calls of Release at a time, only one has anything to do": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			s.onCall(func(c *call) { c.delay = time.Second })
 			c, seen := watched(s)
 			l := acquire(t, c, "k")
@@ -293,7 +293,7 @@ func TestObserver(t *testing.T) {
 			only[dlock.ReleaseDoneInfo](t, seen)
 			only[dlock.LeaseDoneInfo](t, seen)
 		},
-		"observer of a MinHold": func(t *testing.T, store *memory.Locker, s *spy) {
+		"observer of a MinHold": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c, seen := watched(s, dlock.WithMinHold(time.Minute))
 			require.NoError(t, acquire(t, c, "k").Release())
 			r := only[dlock.ReleaseDoneInfo](t, seen)
@@ -302,7 +302,7 @@ func TestObserver(t *testing.T) {
 			time.Sleep(2 * time.Minute)
 			require.Equal(t, time.Minute, only[dlock.OwedDoneInfo](t, seen).Took)
 		},
-		"observer of detach and adopt": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"observer of detach and adopt": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			c, seen := watched(s)
 			l := acquire(t, c, "k")
 			time.Sleep(2 * time.Second)
@@ -329,11 +329,11 @@ func TestObserver(t *testing.T) {
 			require.Empty(t, of[dlock.LeaseDoneInfo](seen))
 		},
 		// The giver's Observer takes two TTLs. The taker gets the lease all the same.
-		"observer that is slow when a lease is detached": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"observer that is slow when a lease is detached": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(s, dlock.WithObserver(&dlock.Observer{LeaseDone: func(context.Context, dlock.LeaseDoneInfo) { time.Sleep(2 * dlock.DefaultTTL) }}))
 			require.NoError(t, adopt(t, c, detach(t, acquire(t, c, "k"))).Release())
 		},
-		"observer of a degraded lease": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"observer of a degraded lease": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			s.on("try", func(c *call) { c.answers(dlock.Attempt{Acquired: true, Degraded: true}, nil) })
 			c, seen := watched(s)
 			l := acquire(t, c, "k")
@@ -342,7 +342,7 @@ func TestObserver(t *testing.T) {
 			require.ErrorIs(t, l.Release(), dlock.ErrLost, "the store does not know it")
 			require.Equal(t, dlock.EndRemoved, only[dlock.LeaseDoneInfo](t, seen).End)
 		},
-		"observer of break": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"observer of break": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			c, seen := watched(s, dlock.WithOwner("me"))
 			acquire(t, c, "k")
 			status := inspect(t, c)
@@ -353,7 +353,7 @@ func TestObserver(t *testing.T) {
 			require.ErrorIs(t, of[dlock.BreakDoneInfo](seen)[1].Err, dlock.ErrReleased)
 			require.ErrorIs(t, of[dlock.BreakDoneInfo](seen)[2].Err, dlock.ErrInvalid)
 		},
-		"observer of shutdown": func(t *testing.T, store *memory.Locker, s *spy) {
+		"observer of shutdown": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c, seen := watched(s)
 			l := acquire(t, c, "k")
 			require.Error(t, c.Shutdown(ended(t)))
@@ -376,7 +376,7 @@ func TestObserver(t *testing.T) {
 			require.Positive(t, r.Overrun)
 			require.Less(t, r.Overrun, time.Since(deadline))
 		},
-		"a panic of the Locker ends an acquisition and a lease like any other error": func(t *testing.T, store *memory.Locker, s *spy) {
+		"a panic of the Locker ends an acquisition and a lease like any other error": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c, seen := watched(s)
 			var next atomic.Bool
 			next.Store(true)
@@ -396,7 +396,7 @@ func TestObserver(t *testing.T) {
 			require.NoError(t, l.Release())
 			only[dlock.LeaseDoneInfo](t, seen)
 		},
-		"each holder in a line has an acquisition and a lease of its own, reported to its own Observer": func(t *testing.T, store *memory.Locker, s *spy) {
+		"each holder in a line has an acquisition and a lease of its own, reported to its own Observer": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			hold(t, store, time.Second)
 			c := dlock.New(s, dlock.WithLocalTurns(8))
 			const n = 12
@@ -480,7 +480,7 @@ func TestObserverOfALossThatARenewalFinds(t *testing.T) {
 
 func TestObserversOfAClient(t *testing.T) {
 	inCases{
-		"several observers": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"several observers": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			var order []string
 			observer := func(name string) dlock.Option {
 				return dlock.WithObserver(&dlock.Observer{ReleaseDone: func(context.Context, dlock.ReleaseDoneInfo) { order = append(order, name) }})
@@ -493,7 +493,7 @@ func TestObserversOfAClient(t *testing.T) {
 			require.Equal(t, []string{"1", "2", "3", "1", "2", "3", "b", "1", "2", "3", "c"}, order)
 			requireErr(t, errOf(base.With(dlock.WithObserver(nil)).Acquire(t.Context(), "k")), dlock.ErrInvalid, "WithObserver: nil")
 		},
-		"a ctx that an Observer returns lends its values to later calls and events, never its cancellation": func(t *testing.T, store *memory.Locker, s *spy) {
+		"a ctx that an Observer returns lends its values to later calls and events, never its cancellation": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			values := func(ctx context.Context) (found []any) {
 				for _, key := range []string{"caller", "start", "done"} {
 					if v := ctx.Value(valueKey(key)); v != nil {
@@ -544,7 +544,7 @@ func TestObserversOfAClient(t *testing.T) {
 			require.ErrorIs(t, errOf(c.Acquire(ctx, "k")), context.DeadlineExceeded)
 		},
 		// AcquireDone returns while a renewal is in flight. The next one has its values.
-		"observer lends values during a renewal": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"observer lends values during a renewal": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			s.on("renew", func(c *call) { c.take(2 * time.Second) })
 			c := dlock.New(single{s}, dlock.WithObserver(&dlock.Observer{
 				AcquireDone: func(ctx context.Context, _ dlock.AcquireDoneInfo) context.Context {
@@ -560,7 +560,7 @@ func TestObserversOfAClient(t *testing.T) {
 			require.Equal(t, true, renewals[len(renewals)-1].ctx.Value(valueKey("done")))
 		},
 		// A ctx that an Observer returns may carry leases of others. Only the caller's own count.
-		"observer lends no leases": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"observer lends no leases": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			service := acquire(t, dlock.New(s), "service").Context(context.Background())
 			c := dlock.New(s, dlock.WithMaxWait(time.Second), dlock.WithObserver(&dlock.Observer{
 				AcquireStart: func(context.Context, dlock.AcquireStartInfo) context.Context {
@@ -576,13 +576,13 @@ func TestObserversOfAClient(t *testing.T) {
 			}))
 			require.ErrorIs(t, errOf(c.Acquire(t.Context(), "leader")), dlock.ErrHeld, "the caller does not hold it")
 		},
-		"observer with a context that cannot be compared": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"observer with a context that cannot be compared": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			c, _ := watched(s)
 			l, err := c.Acquire(listContext{Context: t.Context()}, "k")
 			require.NoError(t, err)
 			require.NoError(t, l.Release())
 		},
-		"renewals do not crowd out losses": func(t *testing.T, store *memory.Locker, s *spy) {
+		"renewals do not crowd out losses": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			over := make(chan struct{})
 			var lost atomic.Int64
 			c := dlock.New(s, dlock.WithTTL(time.Second), dlock.WithObserver(&dlock.Observer{
@@ -599,7 +599,7 @@ func TestObserversOfAClient(t *testing.T) {
 			synctest.Wait()
 			require.Equal(t, int64(100), lost.Load())
 		},
-		"the lock is not passed on to a waiter of a line whose Observer does not return": func(t *testing.T, store *memory.Locker, _ *spy) {
+		"the lock is not passed on to a waiter of a line whose Observer does not return": func(t *testing.T, store *memory.Locker, _ *spy, _ *dlock.Client) {
 			other, blocked, served := dlock.New(store), make(chan struct{}), make(chan error)
 			client := dlock.New(store, dlock.WithLocalTurns(8), dlock.WithObserver(&dlock.Observer{
 				WaitStart: func(context.Context, dlock.WaitStartInfo) { <-blocked },
@@ -1304,7 +1304,7 @@ func TestLogObserverOfAPartialOutage(t *testing.T) {
 
 func TestLogObserverOf(t *testing.T) {
 	inCases{
-		"an outage has one warning, also if all leases that have failed are lost before the next one fails": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"an outage has one warning, also if all leases that have failed are lost before the next one fails": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			c, out := logging(s)
 			acquire(t, c.With(dlock.WithTTL(3*time.Second)), "short")
 			acquire(t, c, "long")
@@ -1320,7 +1320,7 @@ func TestLogObserverOf(t *testing.T) {
 		},
 		// An Observer sees two stores with the same key. The outage of one has one warning, while the renewals
 		// of the other succeed.
-		"log observer of two stores": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"log observer of two stores": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			var out logbook
 			o := out.observer(nil)
 			acquire(t, dlock.New(s, o), "k")
@@ -1332,7 +1332,7 @@ func TestLogObserverOf(t *testing.T) {
 			require.Equal(t, []string{"renewal failed"}, messages(out.lines(t)["WARN"]))
 		},
 		// A caller's renewal of a long lease fails, and is never tried again. The outage ends all the same.
-		"log observer of a long lease": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"log observer of a long lease": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			var out logbook
 			o := out.observer(nil)
 			a, b := dlock.New(s, o, dlock.WithTTL(24*time.Hour), dlock.WithRenewal(false)), dlock.New(s, o)
@@ -1351,7 +1351,7 @@ func TestLogObserverOf(t *testing.T) {
 				require.Equal(t, []string{"renewals succeed again"}, messages(lines["INFO"]))
 			}
 		},
-		"the next outage is seen although the last one has ended with the leases, not with a renewal": func(t *testing.T, store *memory.Locker, s *spy) {
+		"the next outage is seen although the last one has ended with the leases, not with a renewal": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c, out := logging(s)
 			for range 2 {
 				acquireAll(t, c, "k", 3)
@@ -1365,7 +1365,7 @@ func TestLogObserverOf(t *testing.T) {
 			time.Sleep(time.Minute)
 			require.Equal(t, map[string][]string{"INFO": {"renewals succeed again"}}, byLevel(out.lines(t)))
 		},
-		"a renewal that its caller has given up, and one that finds a loss, are no outage": func(t *testing.T, store *memory.Locker, s *spy) {
+		"a renewal that its caller has given up, and one that finds a loss, are no outage": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c, out := logging(s, dlock.WithRenewal(false))
 			l := acquire(t, c, "k")
 			s.onCall(func(c *call) { c.hang() })
@@ -1380,7 +1380,7 @@ func TestLogObserverOf(t *testing.T) {
 			require.Equal(t, []string{"lease lost"}, messages(out.lines(t)["WARN"]))
 		},
 		// After FLUSHALL, ten losses are logged one by one, and the others as one line. Each is there for those who debug.
-		"log observer of a flood": func(t *testing.T, store *memory.Locker, s *spy) {
+		"log observer of a flood": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			const flood = 150
 			var out, warnings logbook
 			c := dlock.New(s, out.observer(&slog.HandlerOptions{Level: slog.LevelDebug}), warnings.observer(nil))
@@ -1414,7 +1414,7 @@ func TestLogObserverOf(t *testing.T) {
 				require.Equal(t, []lineOfLog{{Level: "WARN", Msg: "work went on after its lease was lost", Count: flood - 10}}, warnings.lines(t)["WARN"][10:])
 			}
 		},
-		"a wait for the store that ends without an answer has a line with its time, too": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"a wait for the store that ends without an answer has a line with its time, too": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			var out logbook
 			s.set(refuse)
 			c := dlock.New(s, out.observer(nil), dlock.WithOutage(90*time.Second))
@@ -1426,7 +1426,7 @@ func TestLogObserverOf(t *testing.T) {
 			require.Equal(t, 90*time.Second, lines["INFO"][0].After)
 			require.Zero(t, c.Stats().StoreWaiters)
 		},
-		"a store that does not answer an attempt of a poller is waited for, although no call has failed": func(t *testing.T, store *memory.Locker, s *spy) {
+		"a store that does not answer an attempt of a poller is waited for, although no call has failed": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c, out := logging(plain{s})
 			holdKey(t, store, "k", time.Minute)
 			ctx := within(t, time.Hour)
@@ -1436,7 +1436,7 @@ func TestLogObserverOf(t *testing.T) {
 			require.InDelta(t, 60, len(out.lines(t)["WARN"]), 2)
 		},
 		// Failed acquisitions are logged: ten in a minute, and then how many there were, with the last error.
-		"log observer of failed acquisitions": func(t *testing.T, store *memory.Locker, s *spy) {
+		"log observer of failed acquisitions": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c, out := logging(s)
 			holdKey(t, store, "k", time.Second)
 			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), dlock.ErrHeld)
@@ -1458,7 +1458,7 @@ func TestLogObserverOf(t *testing.T) {
 			settle(time.Minute)
 			require.Equal(t, []lineOfLog{{Level: "WARN", Msg: "lock not acquired", Count: 140, Error: "the store refused: NOPERM"}}, out.lines(t)["WARN"])
 		},
-		"an outage of renewals is over with the first answer of any kind, and is as long as it was": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"an outage of renewals is over with the first answer of any kind, and is as long as it was": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			c, out := logging(s, dlock.WithTTL(10*time.Second))
 			acquire(t, c, "k")
 			s.fail(refuse, 20*time.Second)
@@ -1473,7 +1473,7 @@ func TestLogObserverOf(t *testing.T) {
 		},
 		// Ten a second are not a flood, and neither are more of different kinds. The eleventh warning within a second begins a second in
 		// which all are gathered. A handler that panics does no harm where nobody recovers for it.
-		"warnings that are no flood, and those that are": func(t *testing.T, _ *memory.Locker, _ *spy) {
+		"warnings that are no flood, and those that are": func(t *testing.T, _ *memory.Locker, _ *spy, _ *dlock.Client) {
 			var out logbook
 			o := dlock.NewLogObserver(slog.New(slog.NewJSONHandler(&out, nil)))
 			for range 3 {

@@ -27,10 +27,10 @@ import (
 
 func TestRelease(t *testing.T) {
 	inCases{
-		"release is detached from the context": func(t *testing.T, store *memory.Locker, s *spy) {
+		"release is detached from the context": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			type trace struct{}
 			ctx, cancel := context.WithCancel(context.WithValue(t.Context(), trace{}, "id"))
-			l, err := dlock.New(s).Acquire(ctx, "k")
+			l, err := c.Acquire(ctx, "k")
 			require.NoError(t, err)
 			cancel()
 			require.NoError(t, l.Release())
@@ -40,8 +40,8 @@ func TestRelease(t *testing.T) {
 			require.NoError(t, l.Release())
 			require.Len(t, s.made("release"), 1)
 		},
-		"release of a lost lease": func(t *testing.T, store *memory.Locker, s *spy) {
-			l := acquire(t, dlock.New(s), "k")
+		"release of a lost lease": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			l := acquire(t, c, "k")
 			store.Steal("k", time.Hour)
 			require.NoError(t, l.Err(), "it cannot know yet")
 			require.ErrorIs(t, l.Release(), dlock.ErrLost)
@@ -49,8 +49,8 @@ func TestRelease(t *testing.T) {
 			require.Len(t, s.made("release"), 1)
 			require.Equal(t, dlock.ErrReleased, l.Err())
 		},
-		"release with lost reply": func(t *testing.T, store *memory.Locker, s *spy) {
-			l := acquire(t, dlock.New(s), "k")
+		"release with lost reply": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			l := acquire(t, c, "k")
 			store.FailReplies(errStore)
 			requireErr(t, l.Release(), errStore, not{dlock.ErrLost})
 			store.FailReplies(nil)
@@ -61,19 +61,19 @@ func TestRelease(t *testing.T) {
 			require.NoError(t, l.Release())
 		},
 		// A Release without effect does not count as a call: if the retry finds the lease gone, that is a loss.
-		"release without effect then not held": func(t *testing.T, store *memory.Locker, s *spy) {
+		"release without effect then not held": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			s.first("release", func(c *call) {
 				c.err = &dlock.NoEffectError{Err: errStore}
 				store.Steal("k", time.Hour)
 			})
-			l := acquire(t, dlock.New(s), "k")
+			l := acquire(t, c, "k")
 			require.ErrorIs(t, l.Release(), errStore)
 			synctest.Wait()
 			require.Len(t, s.made("release"), 2)
 			require.ErrorIs(t, l.Release(), dlock.ErrLost)
 			require.Len(t, s.made("release"), 2)
 		},
-		"the first retry is slow, and arrives after a second call of Release": func(t *testing.T, store *memory.Locker, s *spy) {
+		"the first retry is slow, and arrives after a second call of Release": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			var n atomic.Int32
 			s.onCall(func(c *call) {
 				if c.op != "release" {
@@ -86,7 +86,6 @@ func TestRelease(t *testing.T) {
 					time.Sleep(300 * time.Millisecond)
 				}
 			})
-			c := dlock.New(s)
 			l := acquire(t, c, "k")
 			require.Error(t, l.Release())
 			time.Sleep(200 * time.Millisecond)
@@ -94,7 +93,7 @@ func TestRelease(t *testing.T) {
 			time.Sleep(time.Second)
 			require.NoError(t, l.Release(), "the store released it at the holder's will")
 		},
-		"release that ran out on the way": func(t *testing.T, store *memory.Locker, s *spy) {
+		"release that ran out on the way": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			l := acquire(t, dlock.New(s, dlock.WithRenewal(false)), "k")
 			time.Sleep(29 * time.Second)
 			s.onCall(func(c *call) { // a Locker that ignores its ctx
@@ -103,7 +102,7 @@ func TestRelease(t *testing.T) {
 			})
 			require.NoError(t, l.Release(), "it was certain until Release was called")
 		},
-		"release and renew from many goroutines": func(t *testing.T, store *memory.Locker, s *spy) {
+		"release and renew from many goroutines": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			s.onCall(func(*call) { time.Sleep(time.Millisecond) })
 			c := dlock.New(s, dlock.WithTTL(50*time.Millisecond))
 			for i := range 50 {
@@ -284,7 +283,7 @@ func TestMinHold(t *testing.T) {
 func TestMinHolds(t *testing.T) {
 	inCases{
 		// A renewal from before the release is answered late. The key is not kept for its MinHold by that.
-		"late renewal keeps no MinHold": func(t *testing.T, store *memory.Locker, s *spy) {
+		"late renewal keeps no MinHold": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			start := time.Now()
 			s.onCall(func(c *call) {
 				switch at := time.Since(start); {
@@ -302,7 +301,7 @@ func TestMinHolds(t *testing.T) {
 			requireTaken(t, store, "k")
 			time.Sleep(10 * time.Minute)
 		},
-		"after Close nothing is sent for a MinHold, although the store has never answered": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"after Close nothing is sent for a MinHold, although the store has never answered": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			s.on("renew batch", func(c *call) { time.Sleep(time.Minute) }) // does not look at its ctx
 			c := dlock.New(s, dlock.WithMinHold(time.Hour))
 			require.NoError(t, acquire(t, c, "k").Release())
@@ -312,14 +311,14 @@ func TestMinHolds(t *testing.T) {
 			time.Sleep(time.Hour)
 			require.Empty(t, s.made())
 		},
-		"after Close, the release finds that the key was stolen": func(t *testing.T, store *memory.Locker, s *spy) {
+		"after Close, the release finds that the key was stolen": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(s, dlock.WithMinHold(time.Minute))
 			l := acquire(t, c, "k")
 			require.NoError(t, c.Close())
 			store.Steal("k", time.Hour)
 			require.ErrorIs(t, l.Release(), dlock.ErrLost)
 		},
-		"MinHold behind hung releases": func(t *testing.T, store *memory.Locker, s *spy) {
+		"MinHold behind hung releases": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(s, dlock.WithMinHold(10*time.Minute))
 			s.onCall(func(c *call) { c.hangIf(strings.HasPrefix(c.key, "bad") && c.op != "renew") })
 			for i := range 100 {
@@ -332,7 +331,7 @@ func TestMinHolds(t *testing.T) {
 			requireTaken(t, store, "good")
 			c.Close()
 		},
-		"3,000 leases with a MinHold are released at the same time": func(t *testing.T, store *memory.Locker, s *spy) {
+		"3,000 leases with a MinHold are released at the same time": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(s, dlock.WithMinHold(10*time.Minute))
 			s.on("renew", func(c *call) { time.Sleep(time.Millisecond) })
 			const n = 3000
@@ -350,7 +349,7 @@ func TestMinHolds(t *testing.T) {
 			c.Close()
 			require.Zero(t, free, "keys free long before the MinHold")
 		},
-		"MinHold of a stolen key": func(t *testing.T, store *memory.Locker, s *spy) {
+		"MinHold of a stolen key": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			l := acquire(t, dlock.New(s, dlock.WithMinHold(10*time.Minute)), "k")
 			store.Steal("k", time.Hour)
 			require.NoError(t, l.Release())
@@ -358,7 +357,7 @@ func TestMinHolds(t *testing.T) {
 			require.Len(t, s.made("renew"), 1)
 			require.Empty(t, s.made("release"), "the store has said that the lease is gone")
 		},
-		"Close waits for a release whose MinHold is over": func(t *testing.T, store *memory.Locker, s *spy) {
+		"Close waits for a release whose MinHold is over": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(s, dlock.WithMinHold(time.Second))
 			require.NoError(t, acquire(t, c, "k").Release())
 			store.Fail(errStore)
@@ -369,7 +368,7 @@ func TestMinHolds(t *testing.T) {
 				requireFree(t, store, "k")
 			}
 		},
-		"after Shutdown, releases at the same time make one renewal for the MinHold": func(t *testing.T, store *memory.Locker, s *spy) {
+		"after Shutdown, releases at the same time make one renewal for the MinHold": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			s.on("renew", func(c *call) { c.delay = 10 * time.Millisecond })
 			c := dlock.New(s, dlock.WithTTL(30*time.Second), dlock.WithMinHold(time.Minute))
 			l := acquire(t, c, "k")
@@ -379,7 +378,7 @@ func TestMinHolds(t *testing.T) {
 			require.NoError(t, l.Release())
 			require.Len(t, s.made("renew"), 1, "one renewal keeps it")
 		},
-		"while the store is away, a MinHold is owed until it is over, however short the TTL": func(t *testing.T, store *memory.Locker, s *spy) {
+		"while the store is away, a MinHold is owed until it is over, however short the TTL": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			const n, minHold = 100, 10 * time.Second
 			c, seen := watched(s, dlock.WithTTL(time.Second), dlock.WithMinHold(minHold))
 			leases, _ := acquireAll(t, c, "", n)
@@ -402,7 +401,7 @@ func TestMinHolds(t *testing.T) {
 		},
 		// A lease that Shutdown has given up on is not released when its MinHold is over, although no
 		// renewal has succeeded: its work may still run.
-		"shutdown releases nothing after a MinHold": func(t *testing.T, store *memory.Locker, s *spy) {
+		"shutdown releases nothing after a MinHold": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			s.onCall(func(c *call) { c.failIf(c.renews() && time.Since(s.made()[0].at) > time.Second, errStore) })
 			c := dlock.New(s, dlock.WithTTL(9*time.Second), dlock.WithMinHold(10*time.Second))
 			acquire(t, c, "k")
@@ -411,7 +410,7 @@ func TestMinHolds(t *testing.T) {
 			time.Sleep(3 * time.Second)
 			require.Empty(t, s.made("release"), "the work may still run")
 		},
-		"Close makes the store keep the key at once, also if a renewal for the MinHold has just failed": func(t *testing.T, store *memory.Locker, n *spy) {
+		"Close makes the store keep the key at once, also if a renewal for the MinHold has just failed": func(t *testing.T, store *memory.Locker, n *spy, _ *dlock.Client) {
 			n.setRTT(10 * time.Millisecond)
 			c := dlock.New(n, dlock.WithMinHold(10*time.Minute))
 			l := acquire(t, c, "k")
@@ -425,7 +424,7 @@ func TestMinHolds(t *testing.T) {
 			time.Sleep(5 * time.Minute)
 			requireTaken(t, store, "k")
 		},
-		"the longest MinHold": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"the longest MinHold": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			const most = 365 * 24 * time.Hour
 			c := dlock.New(s, dlock.WithMinHold(most))
 			require.NoError(t, acquire(t, c, "k").Release())
@@ -459,8 +458,8 @@ func TestCallsForMinHoldsInAnOutage(t *testing.T) {
 
 func TestOwedReleases(t *testing.T) {
 	inCases{
-		"owed release is repeated": func(t *testing.T, store *memory.Locker, s *spy) {
-			l := acquire(t, dlock.New(s), "k")
+		"owed release is repeated": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			l := acquire(t, c, "k")
 			store.Fail(errStore)
 			require.ErrorIs(t, l.Release(), errStore)
 			time.Sleep(10 * time.Second)
@@ -475,8 +474,7 @@ func TestOwedReleases(t *testing.T) {
 			time.Sleep(time.Hour)
 			require.Len(t, s.made("release"), n)
 		},
-		"failed release is owed once": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"failed release is owed once": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			l := acquire(t, c, "k")
 			store.Fail(errStore)
 			for range 3 {
@@ -484,8 +482,8 @@ func TestOwedReleases(t *testing.T) {
 			}
 			require.ErrorContains(t, c.Close(), "1 releases not answered")
 		},
-		"owed release is not sent after release": func(t *testing.T, store *memory.Locker, s *spy) {
-			l := acquire(t, dlock.New(s), "k")
+		"owed release is not sent after release": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			l := acquire(t, c, "k")
 			store.Fail(errStore)
 			require.ErrorIs(t, l.Release(), errStore)
 			synctest.Wait()
@@ -495,8 +493,8 @@ func TestOwedReleases(t *testing.T) {
 			time.Sleep(time.Hour)
 			require.Len(t, s.made("release"), n)
 		},
-		"owed release is given up after a TTL": func(t *testing.T, store *memory.Locker, s *spy) {
-			l := acquire(t, dlock.New(s), "k")
+		"owed release is given up after a TTL": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
+			l := acquire(t, c, "k")
 			store.Fail(errStore)
 			start := time.Now()
 			require.ErrorIs(t, l.Release(), errStore)
@@ -505,7 +503,7 @@ func TestOwedReleases(t *testing.T) {
 			require.Equal(t, start.Add(30*time.Second), releases[len(releases)-1].at)
 			require.ErrorIs(t, l.Release(), errStore, "there is no time left for another try")
 		},
-		"lost lease that the store forgot is released once": func(t *testing.T, store *memory.Locker, s *spy) {
+		"lost lease that the store forgot is released once": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			l := acquire(t, dlock.New(s, dlock.WithRenewal(false)), "k")
 			time.Sleep(29 * time.Second)
 			require.True(t, store.Expire("k"))
@@ -513,7 +511,7 @@ func TestOwedReleases(t *testing.T) {
 			time.Sleep(time.Hour)
 			require.Len(t, s.made("release"), 1)
 		},
-		"a lease is adopted with a shorter TTL, and its release gets no answer for longer than that": func(t *testing.T, store *memory.Locker, s *spy) {
+		"a lease is adopted with a shorter TTL, and its release gets no answer for longer than that": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(s, dlock.WithTTL(time.Hour))
 			d := detach(t, acquire(t, c, "k"))
 			l := adopt(t, c.With(dlock.WithTTL(time.Second)), d)
@@ -525,7 +523,7 @@ func TestOwedReleases(t *testing.T) {
 			require.NoError(t, c.Close())
 			requireFree(t, store, "k")
 		},
-		"each try of a release ends": func(t *testing.T, store *memory.Locker, s *spy) {
+		"each try of a release ends": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			s.onCall(func(c *call) {
 				if c.op == "try" {
 					c.err = errStore
@@ -533,7 +531,6 @@ func TestOwedReleases(t *testing.T) {
 				}
 				c.hang()
 			})
-			c := dlock.New(s)
 			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), errStore)
 			time.Sleep(5500 * time.Millisecond)
 			releases := s.made("release")
@@ -551,7 +548,7 @@ func TestOwedReleases(t *testing.T) {
 		// While the store answers, more and more releases that are owed are in flight at once: those who give up
 		// a wait must be out of its queue before they are served. Without an answer, there are few again. (Those for a store that
 		// does not combine calls are counted in package owed.)
-		"owed releases go together": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"owed releases go together": func(t *testing.T, _ *memory.Locker, s *spy, c *dlock.Client) {
 			const n, roundTrip = 2000, 10 * time.Millisecond
 			var down atomic.Bool
 			s.onCall(func(c *call) {
@@ -561,7 +558,6 @@ func TestOwedReleases(t *testing.T) {
 					c.take(roundTrip)
 				}
 			})
-			c := dlock.New(s)
 			for _, prefix := range []string{"first", "again"} {
 				leases, _ := acquireAll(t, c, prefix, n)
 				down.Store(true)
@@ -584,7 +580,7 @@ func TestOwedReleases(t *testing.T) {
 				require.Equal(t, []int{1, 129, 258, 512, 512, 512, 76}, sizes, "of a store that combines calls")
 			}
 		},
-		"releases that stand in line for a few connections are few: renewals stand there, too": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"releases that stand in line for a few connections are few: renewals stand there, too": func(t *testing.T, _ *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(plain{s}, dlock.WithTTL(5*time.Second))
 			held, _ := acquireAll(t, c, "held", 20)
 			owed, _ := acquireAll(t, c.With(dlock.WithTTL(time.Hour)), "owed", 2000)
@@ -608,7 +604,7 @@ func TestOwedReleases(t *testing.T) {
 			require.Zero(t, c.Stats().ReleasesOwed)
 			require.NoError(t, c.Close())
 		},
-		"Close does not wait longer for a release than the store keeps the lease": func(t *testing.T, store *memory.Locker, s *spy) {
+		"Close does not wait longer for a release than the store keeps the lease": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(s, dlock.WithTTL(3*time.Second))
 			leases, _ := acquireAll(t, c, "", 100)
 			store.Fail(errStore)
@@ -622,7 +618,7 @@ func TestOwedReleases(t *testing.T) {
 		},
 		// An attempt without an answer is released; later tries, for a call that may be on its way, fail. The
 		// release was answered, so its end has no error.
-		"owed release was answered": func(t *testing.T, store *memory.Locker, s *spy) {
+		"owed release was answered": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c, seen := watched(s)
 			s.on("try", func(c *call) { c.err = errStore })
 			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), errStore)
@@ -632,7 +628,7 @@ func TestOwedReleases(t *testing.T) {
 			require.NoError(t, c.Close())
 			require.NoError(t, only[dlock.OwedDoneInfo](t, seen).Err)
 		},
-		"a retry is made soon, although new releases are owed all the time": func(t *testing.T, store *memory.Locker, s *spy) {
+		"a retry is made soon, although new releases are owed all the time": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			var failed atomic.Int32
 			s.onCall(func(c *call) {
 				switch {
@@ -666,7 +662,7 @@ func TestOwedReleases(t *testing.T) {
 			time.Sleep(time.Minute)
 			require.False(t, taken, "the release that failed once, 10 s ago")
 		},
-		"the release of an attempt on a live shard is sent soon, although many of leases to a dead one hang": func(t *testing.T, store *memory.Locker, s *spy) {
+		"the release of an attempt on a live shard is sent soon, although many of leases to a dead one hang": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			s.onCall(func(c *call) {
 				switch {
 				case c.key[0] == 'd' && c.op == "release":
@@ -688,7 +684,7 @@ func TestOwedReleases(t *testing.T) {
 			time.Sleep(time.Minute)
 			require.False(t, taken, "10 s after the attempt")
 		},
-		"a release to a live shard is retried soon, although many to a dead shard hang": func(t *testing.T, store *memory.Locker, s *spy) {
+		"a release to a live shard is retried soon, although many to a dead shard hang": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			var failed atomic.Int32
 			s.onCall(func(c *call) {
 				dead := c.key[0] == 'd'
@@ -719,13 +715,12 @@ func TestOwedReleases(t *testing.T) {
 
 func TestReleasesOfAttempts(t *testing.T) {
 	inCases{
-		"an answer that comes when the Client is closed causes no call": func(t *testing.T, _ *memory.Locker, s *spy) {
+		"an answer that comes when the Client is closed causes no call": func(t *testing.T, _ *memory.Locker, s *spy, c *dlock.Client) {
 			s.on("try", func(c *call) {
 				c.err = &dlock.UnansweredError{Err: errStore, Late: func(f func(dlock.Attempt, error)) {
 					time.AfterFunc(time.Minute, func() { f(dlock.Attempt{Acquired: true}, nil) })
 				}}
 			})
-			c := dlock.New(s)
 			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), errStore)
 			require.NoError(t, c.Close())
 			n := len(s.made("release"))
@@ -733,7 +728,7 @@ func TestReleasesOfAttempts(t *testing.T) {
 			time.Sleep(time.Hour)
 			require.Len(t, s.made("release"), n)
 		},
-		"a wait may be several requests, so the release that ends one grant is not the last": func(t *testing.T, store *memory.Locker, s *spy) {
+		"a wait may be several requests, so the release that ends one grant is not the last": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			hold(t, store, time.Hour)
 			s.on("acquire", func(c *call) {
 				<-c.ctx.Done()
@@ -747,7 +742,7 @@ func TestReleasesOfAttempts(t *testing.T) {
 			time.Sleep(time.Hour)
 			require.Greater(t, len(s.made("release")), 3)
 		},
-		"a token that tries again may be granted the key after a release has ended its first grant": func(t *testing.T, store *memory.Locker, s *spy) {
+		"a token that tries again may be granted the key after a release has ended its first grant": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			s.onCall(func(c *call) {
 				switch {
 				case c.op == "try" && len(s.made("try")) == 1:
@@ -772,7 +767,7 @@ func TestReleasesOfAttempts(t *testing.T) {
 			require.Len(t, s.made("release"), n, "it is released for ever")
 		},
 		// A release that is answered after a TTL has passed is not the last: the attempt may have arrived in between.
-		"release answered after a TTL": func(t *testing.T, store *memory.Locker, s *spy) {
+		"release answered after a TTL": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			s.onCall(func(c *call) {
 				switch {
 				case c.op == "try":
@@ -789,7 +784,7 @@ func TestReleasesOfAttempts(t *testing.T) {
 			time.Sleep(5 * time.Second)
 			requireFree(t, store, "k")
 		},
-		"nothing is owed to a store that is away for longer than the TTL": func(t *testing.T, store *memory.Locker, s *spy) {
+		"nothing is owed to a store that is away for longer than the TTL": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(s, dlock.WithTTL(10*time.Second))
 			store.Fail(errStore)
 			for i := range 100 {

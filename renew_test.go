@@ -99,7 +99,7 @@ func TestRenewals(t *testing.T) {
 
 func TestRenew(t *testing.T) {
 	inCases{
-		"without renewal": func(t *testing.T, store *memory.Locker, s *spy) {
+		"without renewal": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			l := acquire(t, dlock.New(s, dlock.WithRenewal(false)), "k")
 			start := time.Now()
 			require.Equal(t, start.Add(30*time.Second-drift), l.Deadline())
@@ -115,7 +115,7 @@ func TestRenew(t *testing.T) {
 			require.Len(t, s.made("release"), 1, "a loss on the deadline owes a release")
 			requireFree(t, store, "k")
 		},
-		"deadline counts from sending": func(t *testing.T, store *memory.Locker, s *spy) {
+		"deadline counts from sending": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			s.onCall(func(c *call) { c.delay = 3 * time.Second })
 			start := time.Now()
 			l := acquire(t, dlock.New(s, dlock.WithRenewal(false)), "k")
@@ -125,7 +125,7 @@ func TestRenew(t *testing.T) {
 			require.Equal(t, sent.Add(30*time.Second-drift), l.Deadline())
 			require.NoError(t, l.Release())
 		},
-		"a lease is released while its renewal waits for a worker": func(t *testing.T, store *memory.Locker, s *spy) {
+		"a lease is released while its renewal waits for a worker": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			s.on("renew", func(c *call) { time.Sleep(5 * time.Second) })
 			c := dlock.New(plain{s})
 			leases, _ := acquireAll(t, c, "", 33)
@@ -147,7 +147,7 @@ func TestRenew(t *testing.T) {
 			releaseAll(t, leases)
 			time.Sleep(time.Minute) // for the renewals
 		},
-		"renew by hand": func(t *testing.T, store *memory.Locker, s *spy) {
+		"renew by hand": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(s, dlock.WithRenewal(false))
 			l := acquire(t, c, "k")
 			ended := ended(t)
@@ -175,16 +175,16 @@ func TestRenew(t *testing.T) {
 			requireErr(t, l.Renew(t.Context()), dlock.ErrReleased, `dlock: renew "k3": lease released`)
 			time.Sleep(time.Hour)
 		},
-		"renew does not wait for one that hangs": func(t *testing.T, store *memory.Locker, s *spy) {
+		"renew does not wait for one that hangs": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			s.first("renew", func(c *call) { time.Sleep(time.Hour) })
-			l := acquire(t, dlock.New(s), "k")
+			l := acquire(t, c, "k")
 			time.Sleep(11 * time.Second)
 			require.NoError(t, l.Renew(t.Context()))
 			require.Len(t, s.made("renew"), 2)
 			time.Sleep(time.Hour)
 			require.NoError(t, l.Release())
 		},
-		"a Renew that fails after the loss reports the loss": func(t *testing.T, store *memory.Locker, s *spy) {
+		"a Renew that fails after the loss reports the loss": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			var n atomic.Int32
 			s.onCall(func(c *call) {
 				if c.op == "renew" && n.Add(1) == 1 {
@@ -204,8 +204,7 @@ func TestRenew(t *testing.T) {
 			store.Fail(nil)
 			c.Close()
 		},
-		"renew of a lost lease after close": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"renew of a lost lease after close": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			l, r := acquire(t, c, "k"), acquire(t, c, "r")
 			require.NoError(t, r.Release())
 			c.Close()
@@ -213,8 +212,7 @@ func TestRenew(t *testing.T) {
 			require.ErrorIs(t, l.Renew(t.Context()), dlock.ErrLost)
 			require.ErrorIs(t, r.Renew(t.Context()), dlock.ErrReleased)
 		},
-		"short lease beside a long one": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"short lease beside a long one": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			long := acquire(t, c, "long")
 			short := acquire(t, c.With(dlock.WithTTL(100*time.Millisecond)), "short")
 			time.Sleep(time.Minute)
@@ -222,7 +220,7 @@ func TestRenew(t *testing.T) {
 			require.NoError(t, short.Release())
 			require.NoError(t, long.Release())
 		},
-		"at most32 renewals at once": func(t *testing.T, store *memory.Locker, s *spy) {
+		"at most32 renewals at once": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			var now, most atomic.Int64
 			s.on("renew", func(c *call) {
 				most.Store(max(most.Load(), now.Add(1)))
@@ -235,7 +233,7 @@ func TestRenew(t *testing.T) {
 			require.EqualValues(t, 32, most.Load())
 			releaseAll(t, leases)
 		},
-		"leases are renewed by deadline, however many others came earlier": func(t *testing.T, _ *memory.Locker, n *spy) {
+		"leases are renewed by deadline, however many others came earlier": func(t *testing.T, _ *memory.Locker, n *spy, _ *dlock.Client) {
 			const (
 				leases = 10_000 / israce.Slower
 				rtt    = 10 * time.Millisecond
@@ -252,9 +250,8 @@ func TestRenew(t *testing.T) {
 			requireNoneLost(t, long)
 			require.NoError(t, c.Close())
 		},
-		"thousands of leases": func(t *testing.T, store *memory.Locker, s *spy) {
+		"thousands of leases": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			const leases = 10_000
-			c := dlock.New(s)
 			var most atomic.Int64
 			s.on("batch", func(c *call) { most.Store(max(most.Load(), int64(goroutines()))) })
 			all := make([]*dlock.Lease, leases)
@@ -402,8 +399,7 @@ func TestRenewalCallsInFlight(t *testing.T) {
 
 func TestBatches(t *testing.T) {
 	inCases{
-		"batches are used again after a failure": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"batches are used again after a failure": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			l, m := acquire(t, c, "k"), acquire(t, c, "l")
 			s.fail(refuse, 20*time.Second)
 			time.Sleep(20 * time.Second)
@@ -415,15 +411,14 @@ func TestBatches(t *testing.T) {
 			require.NoError(t, l.Release())
 			require.NoError(t, m.Release())
 		},
-		"batch with too few results": func(t *testing.T, store *memory.Locker, s *spy) {
+		"batch with too few results": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(shortBatch{s.Forward})
 			leases, _ := acquireAll(t, c, "k", 2)
 			time.Sleep(time.Hour)
 			requireNoneLost(t, leases) // they are renewed singly
 			require.NoError(t, c.Close())
 		},
-		"partly failed batch": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"partly failed batch": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			a, b := acquire(t, c, "a"), acquire(t, c, "b")
 			store.Steal("a", time.Hour)
 			<-a.Done()
@@ -431,7 +426,7 @@ func TestBatches(t *testing.T) {
 			require.NoError(t, b.Err())
 			require.NoError(t, b.Release())
 		},
-		"a key whose every renewal hangs costs no other its lease": func(t *testing.T, store *memory.Locker, s *spy) {
+		"a key whose every renewal hangs costs no other its lease": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(&spoiled{Forward: dlock.Forward{Locker: s}, alone: hangIf("bad"), batch: hangIf("bad")})
 			leases, _ := acquireAll(t, c, "", 500)
 			bad := acquire(t, c, "bad")
@@ -440,7 +435,7 @@ func TestBatches(t *testing.T) {
 			require.ErrorIs(t, bad.Err(), dlock.ErrLost)
 			require.NoError(t, c.Close())
 		},
-		"the look for a key that makes batches hang leaves time for round trips": func(t *testing.T, store *memory.Locker, _ *spy) {
+		"the look for a key that makes batches hang leaves time for round trips": func(t *testing.T, store *memory.Locker, _ *spy, _ *dlock.Client) {
 			c := dlock.New(&spoiled{Forward: dlock.Forward{Locker: store}, rtt: 50 * time.Millisecond, alone: hangIf("none"), batch: hangIf("poison")})
 			leases, _ := acquireAll(t, c, "good", 999)
 			leases = append(leases, acquire(t, c, "poison"))
@@ -448,7 +443,7 @@ func TestBatches(t *testing.T) {
 			requireNoneLost(t, leases)
 			_ = c.Close()
 		},
-		"a renewal that fails slowly delays those of its batch once": func(t *testing.T, store *memory.Locker, _ *spy) {
+		"a renewal that fails slowly delays those of its batch once": func(t *testing.T, store *memory.Locker, _ *spy, _ *dlock.Client) {
 			start, slow := time.Now(), atomic.Int32{}
 			slowly := func(ctx context.Context, key string) error {
 				if key == "bad" {
@@ -471,7 +466,7 @@ func TestBatches(t *testing.T) {
 			require.Zero(t, slow.Load(), "renewals that waited for the slow one")
 			_ = c.Close()
 		},
-		"a probe that hangs does not keep others from having one": func(t *testing.T, store *memory.Locker, _ *spy) {
+		"a probe that hangs does not keep others from having one": func(t *testing.T, store *memory.Locker, _ *spy, _ *dlock.Client) {
 			var poisonous atomic.Bool
 			long := dlock.New(&spoiled{
 				Forward: dlock.Forward{Locker: store},
@@ -497,9 +492,8 @@ func TestBatches(t *testing.T) {
 			require.NoError(t, c.Close())
 			time.Sleep(time.Hour)
 		},
-		"the remaining time of a short lease does not limit its whole batch": func(t *testing.T, _ *memory.Locker, n *spy) {
+		"the remaining time of a short lease does not limit its whole batch": func(t *testing.T, _ *memory.Locker, n *spy, c *dlock.Client) {
 			const rtt = 400 * time.Millisecond
-			c := dlock.New(n)
 			long, _ := acquireAll(t, c, "long", 100)
 			n.setRTT(rtt)
 			time.Sleep(10*time.Second - time.Second/3 - rtt/2) // so that all are due together
@@ -514,8 +508,7 @@ func TestBatches(t *testing.T) {
 			}
 			require.NoError(t, c.Close())
 		},
-		"while the store refuses, all leases are asked for once a second, in batches, and one alone": func(t *testing.T, _ *memory.Locker, n *spy) {
-			c := dlock.New(n)
+		"while the store refuses, all leases are asked for once a second, in batches, and one alone": func(t *testing.T, _ *memory.Locker, n *spy, c *dlock.Client) {
 			leases, _ := acquireAll(t, c, "k", 2*perBatch)
 			time.Sleep(9 * time.Second)
 			n.fail(refuse, 16*time.Second)

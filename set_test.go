@@ -93,8 +93,7 @@ func TestSetOfFreeKeys(t *testing.T) {
 
 func TestSets(t *testing.T) {
 	inCases{
-		"set is refused": func(t *testing.T, store *memory.Locker, s *spy) {
-			c := dlock.New(s)
+		"set is refused": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			l := acquire(t, c, "held")
 			closed := dlock.New(s)
 			require.NoError(t, closed.Close())
@@ -130,13 +129,13 @@ func TestSets(t *testing.T) {
 			require.Empty(t, s.made(), "nothing is sent")
 			require.Equal(t, 1, c.Stats().Leases)
 		},
-		"nor is it asked for all keys in one call after 2 s": func(t *testing.T, store *memory.Locker, s *spy) {
+		"nor is it asked for all keys in one call after 2 s": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			holdKey(t, store, "b", time.Hour)
 			s.onCall(func(c *call) { c.take(100 * time.Millisecond) })
 			require.ErrorIs(t, errOf(dlock.New(inSets{s}, dlock.WithMaxWait(5*time.Second)).AcquireAll(t.Context(), "a", "b")), dlock.ErrHeld)
 			require.InDelta(t, 19, len(s.made("set")), 1)
 		},
-		"a Locker that takes sets but not these is asked for each key, and for no more at once than if it took none": func(t *testing.T, store *memory.Locker, s *spy) {
+		"a Locker that takes sets but not these is asked for each key, and for no more at once than if it took none": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			s.onCall(func(c *call) {
 				if c.op == "set" {
 					c.err = errors.ErrUnsupported
@@ -156,19 +155,19 @@ func TestSets(t *testing.T) {
 		},
 		// ctx ends when the store has said that one key is held, and before it has answered for another. The store's
 		// client ignores ctx.
-		"set that is cancelled before it waits": func(t *testing.T, store *memory.Locker, s *spy) {
+		"set that is cancelled before it waits": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			holdKey(t, store, "b", time.Hour)
 			s.onCall(func(c *call) {
 				c.delay = map[string]time.Duration{"b": time.Millisecond, "c": 2 * time.Second}[c.key]
 			})
 			ctx, cancel := context.WithCancel(t.Context())
 			time.AfterFunc(time.Second, cancel)
-			requireErr(t, errOf(dlock.New(s).AcquireAll(ctx, abcd...)), context.Canceled, dlock.ErrHeld)
+			requireErr(t, errOf(c.AcquireAll(ctx, abcd...)), context.Canceled, dlock.ErrHeld)
 			requireHolders(t, store, "", "b")
 		},
 		// A set keeps its keys for the MinHold, which counts from each grant. What it gives back, and what it had
 		// when it failed, is free at once.
-		"set with MinHold": func(t *testing.T, store *memory.Locker, s *spy) {
+		"set with MinHold": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			const minHold = time.Minute
 			c := dlock.New(s, dlock.WithMinHold(minHold))
 			holdKey(t, store, "b", 10*time.Second)
@@ -199,7 +198,7 @@ func TestSets(t *testing.T) {
 			requireHolders(t, store, "", "")
 		},
 		// An attempt that fails ends the call with its error. No more attempts are made, and what it may have left is owed.
-		"set with an attempt that fails": func(t *testing.T, store *memory.Locker, s *spy) {
+		"set with an attempt that fails": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			keys, c := names(maxSet), dlock.New(struct{ dlock.Locker }{s}) // which does not combine calls
 			holdKey(t, store, keys[0], time.Hour)
 			s.onCall(func(c *call) {
@@ -220,7 +219,7 @@ func TestSets(t *testing.T) {
 		},
 		// However many keys a set has, its release takes no longer than that of one, and a call that fails does not
 		// wait for a store that does not answer.
-		"release of a set that is not answered": func(t *testing.T, store *memory.Locker, s *spy) {
+		"release of a set that is not answered": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			keys, c := names(maxSet), dlock.New(s)
 			leases := take(t, c, keys...)
 			s.on("release", func(c *call) { c.hang() })
@@ -243,9 +242,8 @@ func TestSets(t *testing.T) {
 			time.Sleep(2 * time.Second)
 			requireAllFree(t, store, keys[:maxSet-1])
 		},
-		"the context of a set carries its leases, and costs no more than that of one lease": func(t *testing.T, store *memory.Locker, s *spy) {
+		"the context of a set carries its leases, and costs no more than that of one lease": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			asked, keys := 0, names(maxSet)
-			c := dlock.New(s)
 			outer := acquire(t, c, "outer")
 			leases := take(t, c, keys...)
 			other := take(t, dlock.New(memory.New()), "k0000", "x")
@@ -275,7 +273,7 @@ func TestSets(t *testing.T) {
 			require.False(t, ok)
 			require.NoError(t, outer.Release())
 		},
-		"each key has its own events: an attempt, and a wait if the set waits for it": func(t *testing.T, store *memory.Locker, s *spy) {
+		"each key has its own events: an attempt, and a wait if the set waits for it": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			var mu sync.Mutex
 			events := make(map[string][]string) // by key
 			note := func(key, format string, args ...any) {
@@ -316,7 +314,7 @@ func TestSets(t *testing.T) {
 		},
 		// A Locker that ends its goroutine, as a mock may, in the only attempt that a set makes after a wait: that is an error, and
 		// nothing is held.
-		"exit in a set": func(t *testing.T, store *memory.Locker, s *spy) {
+		"exit in a set": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			holdKey(t, store, "b", 50*time.Millisecond)
 			s.onCall(func(c *call) {
 				if c.op == "try" && c.key == "a" && len(s.made("acquire")) > 0 {
@@ -324,12 +322,12 @@ func TestSets(t *testing.T) {
 				}
 			})
 			var err error
-			require.NotPanics(t, func() { _, err = dlock.New(s).AcquireAll(t.Context(), "a", "b") })
+			require.NotPanics(t, func() { _, err = c.AcquireAll(t.Context(), "a", "b") })
 			require.ErrorContains(t, err, "panicked")
 			time.Sleep(time.Minute)
 			requireHolders(t, store, "", "")
 		},
-		"each attempt of a set with WithOutage is repeated": func(t *testing.T, _ *memory.Locker, n *spy) {
+		"each attempt of a set with WithOutage is repeated": func(t *testing.T, _ *memory.Locker, n *spy, _ *dlock.Client) {
 			c := dlock.New(n, dlock.WithOutage(10*time.Second))
 			begun := time.Now()
 			go n.fail(refuse, 5*time.Second)
