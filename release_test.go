@@ -254,7 +254,8 @@ func TestMinHold(t *testing.T) {
 		}, 1, 0},
 		"Release fails after Close": {time.Minute, nil, both(close, func(t *testing.T, store *memory.Locker, c *dlock.Client, l *dlock.Lease) {
 			store.Fail(errStore)
-			requireErr(t, l.Release(), errStore, errStore)
+			require.ErrorIs(t, l.Release(), errStore)
+			require.ErrorIs(t, l.Release(), errStore)
 			store.Fail(nil)
 			release(t, store, c, l)
 		}), 3, 0},
