@@ -909,10 +909,9 @@ func TestStateOfTheStore(t *testing.T) {
 	}
 	for name, way := range ways {
 		for _, test := range []struct {
-			says   []error // a second each, and the last one from then on
-			outage time.Duration
-			took   time.Duration
-			text   string // of the error; none if it is empty
+			says         []error // a second each, and the last one from then on
+			outage, took time.Duration
+			text         string // of the error; none if it is empty
 		}{
 			{[]error{errOOM}, 0, 0, "the store refused: OOM"},
 			{[]error{errLoading, errOOM}, 0, time.Second, "the store refused: OOM"},

@@ -276,9 +276,8 @@ func TestBadInput(t *testing.T) {
 	in(t, func(t *testing.T, _ *memory.Locker, s *spy) {
 		good := dlock.New(s)
 		for _, bad := range []struct {
-			client *dlock.Client
-			key    string
-			want   string
+			client    *dlock.Client
+			key, want string
 		}{
 			{good, "", "key: empty"},
 			{good, strings.Repeat("k", 1025), "key: 1025 bytes, more than 1024"},

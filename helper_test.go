@@ -166,19 +166,18 @@ func (s *spy) first(op string, hook func(c *call)) {
 }
 
 type call struct {
-	ctx     context.Context
-	op      string
-	size    int // of a batch
-	key     string
-	token   string
-	ttl     time.Duration
-	at      time.Time
-	answer  *dlock.Attempt                            // returned with err instead of making the call
-	err     error                                     // returned instead of making the call
-	attempt *dlock.Attempt                            // returned after making the call
-	set     func([]dlock.Acquisition) []dlock.Attempt // likewise, by a set
-	reply   error                                     // returned after making the call
-	delay   time.Duration                             // of the reply
+	ctx        context.Context
+	op         string
+	size       int // of a batch
+	key, token string
+	ttl        time.Duration
+	at         time.Time
+	answer     *dlock.Attempt                            // returned with err instead of making the call
+	err        error                                     // returned instead of making the call
+	attempt    *dlock.Attempt                            // returned after making the call
+	set        func([]dlock.Acquisition) []dlock.Attempt // likewise, by a set
+	reply      error                                     // returned after making the call
+	delay      time.Duration                             // of the reply
 
 	unsent  bool // ctx had ended before
 	arrived bool

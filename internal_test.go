@@ -571,9 +571,8 @@ func TestEnding(t *testing.T) {
 	deadline := func(e *ending) { e.ctx, e.cause = cut, cut }
 	in := func(changes ...change) []change { return changes }
 	for _, row := range []struct {
-		changes []change
-		want    string
-		matches string
+		changes       []change
+		want, matches string
 	}{
 		// The store has not said that the key is held.
 		{in(fails(down)), "store unavailable: no answer for 10s: connection refused", "down unavailable"},
@@ -683,8 +682,7 @@ func TestPlan(t *testing.T) {
 	for _, row := range []struct {
 		name         string
 		single, full bool
-		due          string
-		takes        string
+		due, takes   string
 		rest         string // which the plan was not offered
 	}{
 		{name: "nothing is due"},

@@ -565,7 +565,7 @@ func TestPoisonedBatch(t *testing.T) {
 		t.Skip("left out with -short")
 	}
 	const ttl = 30 * time.Second
-	for _, leases := range []int{10, 2500 / israce.Slower} {
+	for _, leases := range []int{10, 1500 / israce.Slower} {
 		for _, alone := range []bool{false, true} { // the key fails also by itself
 			for name, fails := range map[string]func(context.Context, string) error{"hangs": hangIf("poison"), "fails": failIf("poison")} {
 				for _, outage := range []time.Duration{0, 6 * time.Second, 15 * time.Second} {
@@ -783,7 +783,7 @@ func TestOutages(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out with -short")
 	}
-	const stride = 1202*israce.Slower - 1 // has no factor in common with the numbers of values
+	const stride = 3002*israce.Slower - 1 // has no factor in common with the numbers of values
 	all, end := outages(stride, 1000), time.Now().Add(time.Hour)
 	if text := long.Of("outages"); text != "" {
 		d, err := time.ParseDuration(strings.Replace(text, "all", "100h", 1))

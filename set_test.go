@@ -769,9 +769,8 @@ func TestEndedLeaseKeepsNoSet(t *testing.T) {
 func TestDoAll(t *testing.T) {
 	wrong := errors.New("went wrong")
 	for name, d := range map[string]struct {
-		fn   func(ctx context.Context, store *memory.Locker, leases *dlock.Leases) error
-		want []error
-		not  []error
+		fn        func(ctx context.Context, store *memory.Locker, leases *dlock.Leases) error
+		want, not []error
 	}{
 		"nothing": {func(context.Context, *memory.Locker, *dlock.Leases) error { return nil }, nil, nil},
 		"error":   {func(context.Context, *memory.Locker, *dlock.Leases) error { return wrong }, []error{wrong}, []error{dlock.ErrLost}},
@@ -1017,12 +1016,11 @@ func (c *crowd) replace(i int) {
 func TestManySets(t *testing.T) {
 	lost := sim.Fate{Reply: sim.Leg{Lost: true}}
 	for name, m := range map[string]struct {
-		lasts time.Duration
-		fate  sim.Fate
-		kill  time.Duration
-		turns int
-		share int
-		rate  float64
+		lasts        time.Duration
+		fate         sim.Fate
+		kill         time.Duration
+		turns, share int
+		rate         float64
 	}{
 		"calm":         {2 * time.Second, sim.Fate{}, 0, 1, 1, 335},
 		"lost answers": {2 * time.Second, lost, 0, 1, 1, 0},
