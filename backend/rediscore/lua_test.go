@@ -141,7 +141,7 @@ func TestReplicaDoesNotKnow(t *testing.T) {
 		"kept, with its waiter": func(b *bench) { b.hold("H"); b.wait("A", ""); b.expire() },
 	} {
 		for name, script := range map[string]*rediscore.Script{
-			"renew": rediscore.RenewScript, "release": rediscore.ReleaseScript, "free": rediscore.FreeScript,
+			"renew": rediscore.RenewScript, "release": rediscore.ReleaseScript, "free": rediscore.Scripts["free"],
 		} {
 			atBench(t, "", "k", func(b *bench) {
 				prepare(b)
