@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -104,6 +105,7 @@ func TestMayNotWait(t *testing.T) {
 				require.ErrorIs(b, err, dlock.ErrInvalid)
 				require.True(b, rediscore.Forbidden(err), "without %s: %v", command, err)
 				time.Sleep(time.Second)
+				synctest.Wait()
 			}
 			b.forbid()
 			require.Empty(b, b.queue(), command)
