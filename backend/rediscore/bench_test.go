@@ -118,7 +118,7 @@ func (b *bench) compared(call rediscore.Call) (r rediscore.Result) {
 	}
 	name := nameOf(call.Script)
 	want := refs[0].call(name, call.Args)
-	if call.Script == rediscore.SetScript {
+	if call.Script == rediscore.Scripts["acquire-set"] {
 		want = acquireSet(refs, call.Args)
 	}
 	b.ran[name] = true
@@ -175,7 +175,7 @@ func (b *bench) stored(call rediscore.Call) (all []store, known bool) {
 	b.server.SetFaults(sim.Faults{})
 	defer b.server.SetFaults(b.faults)
 	n := len(call.Keys())
-	if call.Script == rediscore.SetScript {
+	if call.Script == rediscore.Scripts["acquire-set"] {
 		n = waitersKey + 1
 	}
 	known = true

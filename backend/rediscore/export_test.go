@@ -13,12 +13,9 @@ var (
 	CheckInScript = checkInScript
 	EnlistScript  = enlistScript
 	EnqueueScript = enqueueScript
-	FreeScript    = freeScript
 	PassScript    = passScript
 	ReleaseScript = releaseScript
-	SetScript     = setScript
 	RenewScript   = renewScript
-	InspectScript = inspectScript
 
 	ErrUnexpected = errUnexpected
 	ErrReplaced   = errReplaced

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -104,6 +105,7 @@ func TestMayNotWait(t *testing.T) {
 				require.ErrorIs(b, err, dlock.ErrInvalid)
 				require.True(b, rediscore.Forbidden(err), "without %s: %v", command, err)
 				time.Sleep(time.Second)
+				synctest.Wait()
 			}
 			b.forbid()
 			require.Empty(b, b.queue(), command)
@@ -141,7 +143,7 @@ func TestReplicaDoesNotKnow(t *testing.T) {
 		"kept, with its waiter": func(b *bench) { b.hold("H"); b.wait("A", ""); b.expire() },
 	} {
 		for name, script := range map[string]*rediscore.Script{
-			"renew": rediscore.RenewScript, "release": rediscore.ReleaseScript, "free": rediscore.FreeScript,
+			"renew": rediscore.RenewScript, "release": rediscore.ReleaseScript, "free": rediscore.Scripts["free"],
 		} {
 			atBench(t, "", "k", func(b *bench) {
 				prepare(b)

@@ -608,7 +608,7 @@ var oddTokens = []string{
 // The scripts do what the reference does, whatever is called and happens.
 func TestReference(t *testing.T) {
 	ran := make(map[string]bool)
-	for seed := range uint64(120 / israce.Slower) {
+	for seed := range uint64(80 / israce.Slower) {
 		atBench(t, "", "k", func(b *bench) {
 			i := int(seed) % (len(oddTokens) - 3)
 			b.random(seed, 150, oddTokens[i:i+4], b.listen("in box\x00\n\xff 1 2 "))

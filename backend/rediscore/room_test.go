@@ -315,18 +315,6 @@ func TestPlacesAreLostBesideARoom(t *testing.T) {
 	}
 }
 
-// When the first of a room has lost its place, and is granted the lock, the next asks at once.
-func TestFirstOfARoomReturnsToAFreeLock(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		all, _ := a.acquireInOrder(3)
-		s.do("DEL", s.keys.queue, s.keys.waiters, s.keys.lock)
-		rediscore.ChangeInbox(a.Locker, "t0")
-		all[0].grantedNow()
-		time.Sleep(time.Millisecond)
-		require.Equal(s, []string{"t1", "t2"}, s.queue())
-	})
-}
-
 // Waits end while the server does not answer, and so their tokens are not released. They count as dead, though
 // other waits of the process go on or begin, and do not delay a handover.
 func TestLeftInTheQueue(t *testing.T) {
@@ -359,6 +347,14 @@ func TestLeftInTheQueue(t *testing.T) {
 
 // What the waits of a room do for each other.
 var rooms = scenes{
+	"When the first of a room has lost its place, and is granted the lock, the next asks at once": func(s *scene, a *actor) {
+		all, _ := a.acquireInOrder(3)
+		s.do("DEL", s.keys.queue, s.keys.waiters, s.keys.lock)
+		rediscore.ChangeInbox(a.Locker, "t0")
+		all[0].grantedNow()
+		time.Sleep(time.Millisecond)
+		require.Equal(s, []string{"t1", "t2"}, s.queue())
+	},
 	"However many wait at rest for a key, one checks in for all, and all stay alive": func(s *scene, a *actor) {
 		const n, rest = 2000, 10 * time.Minute
 		all, tokens := a.acquireInOrder(n)

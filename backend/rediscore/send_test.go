@@ -146,7 +146,7 @@ type leavingConn struct {
 var errReadOnly = errors.New("READONLY You can't write against a read only replica")
 
 func (c *leavingConn) Eval(ctx context.Context, call rediscore.Call) (any, error) {
-	if c.first.Add(1); c.stale.Load() && call.Script != rediscore.InspectScript {
+	if c.first.Add(1); c.stale.Load() && call.Script != rediscore.Scripts["inspect"] {
 		return nil, errReadOnly
 	}
 	return c.Conn.Eval(ctx, call)
@@ -165,26 +165,6 @@ func (c *leavingConn) EvalAnew(ctx context.Context, calls []rediscore.Call, resu
 func (s *scene) enterOnStale() (*actor, *leavingConn) {
 	c := new(leavingConn)
 	return s.enterOn(func(conn *sim.Conn) rediscore.Conn { c.Conn = conn; return c }), c
-}
-
-// A call that a replica has refused is made again where the address leads now. The inbox is opened again there, and
-// only once, however many connections are left.
-func TestReplicaIsLeft(t *testing.T) {
-	inScene(t, func(s *scene, other *actor) {
-		a, c := s.enterOnStale()
-		must(other.TryAcquire(s.Context(), "k", "H", ttl))(s)
-		w := a.acquire("A")
-		time.Sleep(2 * time.Second)
-		c.stale.Store(true)
-		c.moved.Store(true)
-		for i := range 10 {
-			require.NoError(s, <-a.try(s.Context(), fmt.Sprint(i)))
-		}
-		time.Sleep(time.Second)
-		require.Len(s, a.listened(), 2)
-		require.True(s, other.release("H"))
-		w.granted()
-	})
 }
 
 // Releases of one lock that travel together are one call. All their tokens leave the queue before the lock is handed on,
@@ -363,6 +343,21 @@ func TestLanes(t *testing.T) {
 
 // What calls do that travel.
 var flights = scenes{
+	"A call that a replica has refused is made again where the address leads now, and the inbox is opened again there, once": func(s *scene, other *actor) {
+		a, c := s.enterOnStale()
+		must(other.TryAcquire(s.Context(), "k", "H", ttl))(s)
+		w := a.acquire("A")
+		time.Sleep(2 * time.Second)
+		c.stale.Store(true)
+		c.moved.Store(true)
+		for i := range 10 {
+			require.NoError(s, <-a.try(s.Context(), fmt.Sprint(i)))
+		}
+		time.Sleep(time.Second)
+		require.Len(s, a.listened(), 2)
+		require.True(s, other.release("H"))
+		w.granted()
+	},
 	"Where leaving does not help, four connections are left in a second": func(s *scene, _ *actor) {
 		// Then calls that write get the last answer, and nothing is sent.
 		a, c := s.enterOnStale()

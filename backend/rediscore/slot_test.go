@@ -369,7 +369,7 @@ func TestSetIsRefused(t *testing.T) {
 	inScene(t, func(s *scene, a *actor) {
 		try := func(answer error) error {
 			a.answers(func(call rediscore.Call) (any, error) {
-				if call.Script == rediscore.SetScript {
+				if call.Script == rediscore.Scripts["acquire-set"] {
 					return nil, answer
 				}
 				return int64(0), nil
@@ -391,7 +391,7 @@ func TestSetIsRefused(t *testing.T) {
 		a.replies(nil, sim.Error("ERR a command has failed upstream"))
 		_, err := a.TryAcquireSet(s.Context(), setOf("l", "m"))
 		require.Equal(s, unknown, verdictOf(err), "nothing is answered")
-		refused := sim.Error(adaptertest.RefuseText(rediscore.SetScript.Source))
+		refused := sim.Error(adaptertest.RefuseText(rediscore.Scripts["acquire-set"].Source))
 		require.ErrorIs(s, try(refused), errors.ErrUnsupported)
 		n := len(a.asked(0))
 		require.ErrorIs(s, try(nil), errors.ErrUnsupported)

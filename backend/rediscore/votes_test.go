@@ -88,28 +88,6 @@ func TestMayNotVote(t *testing.T) {
 	}
 }
 
-// A grant that a message brings has the age and the store of the last answer, and the time of the message.
-func TestBallotOfMessage(t *testing.T) {
-	inScene(t, func(s *scene, a *actor) {
-		a.answers(func(rediscore.Call) (any, error) {
-			return append(waits(0, "H", 60_000), []any{int64(5000), "store", time.Now().UnixMicro(), int64(1)}), nil
-		})
-		done := begin(func() quorum.Ballot {
-			ballot := must(a.AcquireVote(s.Context(), "k", "t", time.Minute, 77, 3))(s)
-			return ballot
-		})
-		time.Sleep(time.Second)
-		args := a.asked(0)[0].args()
-		args[2] = "" // unless the inbox was open already
-		require.Equal(s, []string{"t", "60000", "", "3", "", "77"}, args)
-		granted := time.Now()
-		a.grant(88, "t")
-		want := quorum.Ballot{Fresh: true, Age: 5 * time.Millisecond, Store: "store", Clock: granted.UnixMicro() + 1}
-		want.Attempt = dlock.Attempt{Acquired: true, Fence: 88, Since: granted.Add(time.Microsecond - time.Millisecond)}
-		require.Equal(s, want, <-done)
-	})
-}
-
 // The scripts keep each clause of a Voter.
 func TestVotes(t *testing.T) {
 	votetest.Run(t, bubble.Test, func(t *testing.T) votetest.Store {
@@ -235,6 +213,21 @@ func TestOldMessageIsAHint(t *testing.T) {
 
 // What votes do.
 var votings = scenes{
+	"A grant that a message brings has the age and the store of the last answer, and the time of the message": func(s *scene, a *actor) {
+		a.answers(func(rediscore.Call) (any, error) {
+			return append(waits(0, "H", 60_000), []any{int64(5000), "store", time.Now().UnixMicro(), int64(1)}), nil
+		})
+		done := begin(func() quorum.Ballot { return must(a.AcquireVote(s.Context(), "k", "t", time.Minute, 77, 3))(s) })
+		time.Sleep(time.Second)
+		args := a.asked(0)[0].args()
+		args[2] = "" // unless the inbox was open already
+		require.Equal(s, []string{"t", "60000", "", "3", "", "77"}, args)
+		granted := time.Now()
+		a.grant(88, "t")
+		want := quorum.Ballot{Fresh: true, Age: 5 * time.Millisecond, Store: "store", Clock: granted.UnixMicro() + 1}
+		want.Attempt = dlock.Attempt{Acquired: true, Fence: 88, Since: granted.Add(time.Microsecond - time.Millisecond)}
+		require.Equal(s, want, <-done)
+	},
 	"The message of a vote comes while the token is passed on, which finds nothing": func(s *scene, a *actor) {
 		// So the vote is given back, and not cast meanwhile.
 		a.open()

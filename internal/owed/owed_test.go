@@ -62,6 +62,17 @@ func (s *server) after(d time.Duration, what any) (tries, owed int) {
 	return len(s.sent[what]), owed
 }
 
+// total returns how many tries were sent.
+func (s *server) total() (n int) {
+	synctest.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, sent := range s.sent {
+		n += len(sent)
+	}
+	return n
+}
+
 func TestAnswered(t *testing.T) {
 	in(t, func(t *testing.T, s *server) {
 		s.answer.Final = true
@@ -124,17 +135,9 @@ func TestAway(t *testing.T) {
 			s.Add(&Call{For: i, Lane: i / 50, TTL: time.Hour})
 		}
 		time.Sleep(time.Minute)
-		count := func() (n int) {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			for _, sent := range s.sent {
-				n += len(sent)
-			}
-			return n
-		}
-		before := count()
+		before := s.total()
 		time.Sleep(time.Minute)
-		require.InDelta(t, 120, count()-before, 2)
+		require.InDelta(t, 120, s.total()-before, 2)
 		s.says(Answer{Final: true})
 		_, owed := s.after(time.Second, 0)
 		require.Zero(t, owed)
@@ -224,19 +227,10 @@ func TestManyHang(t *testing.T) {
 		for i := range 30 {
 			s.Add(&Call{For: i, TTL: time.Hour})
 		}
-		tries := func() (n int) {
-			synctest.Wait()
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			for _, sent := range s.sent {
-				n += len(sent)
-			}
-			return n
-		}
 		time.Sleep(5 * time.Second)
-		before := tries()
+		before := s.total()
 		time.Sleep(10 * time.Second)
-		require.InDelta(t, 20, tries()-before, 2)
+		require.InDelta(t, 20, s.total()-before, 2)
 		time.Sleep(3 * time.Hour) // until all tries have returned
 	})
 }

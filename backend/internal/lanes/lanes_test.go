@@ -609,9 +609,9 @@ func TestPut(t *testing.T) {
 		require.True(s, waits())
 		require.True(s, waits(), "again")
 		time.Sleep(2 * time.Second)
+		require.False(s, s.sent("b"))
 		require.Equal(s, []result{{call: "a"}}, results)
 		require.False(s, withdraw(), "it has its result")
-		require.False(s, s.sent("b"))
 	})
 }
 

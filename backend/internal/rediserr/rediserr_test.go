@@ -70,58 +70,50 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
-func TestInScript(t *testing.T) {
-	for text, want := range map[string]bool{
-		"WRONGTYPE Operation script: d0d1, on @user_script:62.":     true,
-		"ERR Error running script (call to f_d0d1): WRONGTYPE text": true,
-		"WRONGTYPE Operation against a key":                         false,
-	} {
-		require.Equal(t, want, rediserr.InScript(text), text)
-	}
-}
-
-func TestUnsupported(t *testing.T) {
+func TestQuestions(t *testing.T) {
 	const redis7 = " script: d0d1, on @user_script:62."
-	for text, want := range map[string]bool{
-		"ERR unknown command 'PUBLISH', with args beginning with: ":                 true,
-		"ERR This Redis command is not allowed from script" + redis7:                true,
-		"ERR bad lua script for redis cluster":                                      true,
-		"NOPERM User u has no permissions to run the 'wait' command":                true,
-		"ERR upstream failure":                                                      false,
-		"ERR command timed out":                                                     false,
-		"OOM command not allowed when used memory > 'maxmemory'.":                   false,
-		"WRONGTYPE Operation against a key" + redis7:                                false,
-		"ERR Script attempted to access a non local key in a cluster node" + redis7: false,
-		"ERR Script killed by user with SCRIPT KILL." + redis7:                      false,
+	for _, c := range []struct {
+		ask   func(text string) bool
+		texts map[string]bool
+	}{
+		{rediserr.InScript, map[string]bool{
+			"WRONGTYPE Operation script: d0d1, on @user_script:62.":     true,
+			"ERR Error running script (call to f_d0d1): WRONGTYPE text": true,
+			"WRONGTYPE Operation against a key":                         false,
+		}},
+		{rediserr.Unsupported, map[string]bool{
+			"ERR unknown command 'PUBLISH', with args beginning with: ":                 true,
+			"ERR This Redis command is not allowed from script" + redis7:                true,
+			"ERR bad lua script for redis cluster":                                      true,
+			"NOPERM User u has no permissions to run the 'wait' command":                true,
+			"ERR upstream failure":                                                      false,
+			"ERR command timed out":                                                     false,
+			"OOM command not allowed when used memory > 'maxmemory'.":                   false,
+			"WRONGTYPE Operation against a key" + redis7:                                false,
+			"ERR Script attempted to access a non local key in a cluster node" + redis7: false,
+			"ERR Script killed by user with SCRIPT KILL." + redis7:                      false,
+		}},
+		{rediserr.NonLocal, map[string]bool{
+			"ERR Script attempted to access a non local key in a cluster node script: d0d1, on @user_script:62.":                    true,
+			"ERR Error running script (call to f_d0d1): @user_script: 62: Lua script attempted to access a non local key in a node": true,
+			"Error running script (call to f_d0d1): @user_script: 62: Lua script attempted to access a non local key in a node":     true,
+			"ERR unknown command `EVAL`, with args beginning with: `non local key`":                                                 false,
+		}},
+		{rediserr.Unserving, map[string]bool{
+			"READONLY You can't write against a read only replica.":                                                  true,
+			"READONLY You can't write against a read only replica. script: d0d1, on @user_script:62.":                true,
+			"ERR Error running script (call to f_d0d1): @user_script:62: @user_script: 62: -READONLY You can't":      true,
+			"MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.":                       true,
+			"LOADING Redis is loading the dataset in memory":                                                         true,
+			"NOREPLICAS Not enough good replicas to write.":                                                          false,
+			"MOVED 3999 127.0.0.1:6381":                                                                              false,
+			"ERR Error running script (call to f_d0d1): @user_script:62: WRONGTYPE Operation against a key READONLY": false,
+			"": false,
+		}},
 	} {
-		require.Equal(t, want, rediserr.Unsupported(text), text)
-	}
-}
-
-func TestNonLocal(t *testing.T) {
-	for text, want := range map[string]bool{
-		"ERR Script attempted to access a non local key in a cluster node script: d0d1, on @user_script:62.":                    true,
-		"ERR Error running script (call to f_d0d1): @user_script: 62: Lua script attempted to access a non local key in a node": true,
-		"Error running script (call to f_d0d1): @user_script: 62: Lua script attempted to access a non local key in a node":     true,
-		"ERR unknown command `EVAL`, with args beginning with: `non local key`":                                                 false,
-	} {
-		require.Equal(t, want, rediserr.NonLocal(text), text)
-	}
-}
-
-func TestUnserving(t *testing.T) {
-	for text, want := range map[string]bool{
-		"READONLY You can't write against a read only replica.":                                                  true,
-		"READONLY You can't write against a read only replica. script: d0d1, on @user_script:62.":                true,
-		"ERR Error running script (call to f_d0d1): @user_script:62: @user_script: 62: -READONLY You can't":      true,
-		"MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.":                       true,
-		"LOADING Redis is loading the dataset in memory":                                                         true,
-		"NOREPLICAS Not enough good replicas to write.":                                                          false,
-		"MOVED 3999 127.0.0.1:6381":                                                                              false,
-		"ERR Error running script (call to f_d0d1): @user_script:62: WRONGTYPE Operation against a key READONLY": false,
-		"": false,
-	} {
-		require.Equal(t, want, rediserr.Unserving(text), text)
+		for text, want := range c.texts {
+			require.Equal(t, want, c.ask(text), text)
+		}
 	}
 }
 
