@@ -265,13 +265,17 @@ func TestStoreWithoutExtrasPasses(t *testing.T) {
 
 // Decorators that hide nothing pass. (Those that do are in the museum.)
 func TestDecorators(t *testing.T) {
+	type standsForNone struct {
+		plain
+		stores []dlock.Locker
+	}
 	for name, around := range map[string]func(dlock.Locker) dlock.Locker{
 		"the store itself":        func(l dlock.Locker) dlock.Locker { return l },
 		"Forward":                 func(l dlock.Locker) dlock.Locker { return dlock.Forward{Locker: l} },
 		"embeds Forward":          func(l dlock.Locker) dlock.Locker { return &struct{ dlock.Forward }{dlock.Forward{Locker: l}} },
 		"Forward, around a Voter": func(dlock.Locker) dlock.Locker { return dlock.Forward{Locker: memory.New()} },
 		"embeds the store":        func(dlock.Locker) dlock.Locker { return struct{ *memory.Locker }{memory.New()} },
-		"many stores":             func(l dlock.Locker) dlock.Locker { return &manyStores{plain{l}, []dlock.Locker{l}} },
+		"many stores":             func(l dlock.Locker) dlock.Locker { return &standsForNone{plain{l}, []dlock.Locker{l}} },
 		"an unexported Forward around a store without extras": func(l dlock.Locker) dlock.Locker {
 			return struct {
 				plain
