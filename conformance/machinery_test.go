@@ -202,9 +202,7 @@ func TestRealLeaksAreCounted(t *testing.T) {
 func TestNilLocker(t *testing.T) {
 	h := Harness{New: func(*testing.T) dlock.Locker { return nil }, Bubble: true}
 	for _, c := range cases {
-		var skip skipError
-		err := play(t, h, c)
-		if !errors.As(err, &skip) {
+		if err := play(t, h, c); !isSkip(err) {
 			assert.ErrorContains(t, err, "Harness.New returned nil", c.name)
 		}
 	}

@@ -35,15 +35,6 @@ type message struct {
 	whole bool   // one reply in RESP
 }
 
-// half is how much of a reply is passed on if it is cut: half of one in RESP. In another protocol a segment may have whole
-// answers to other requests, so it is one byte.
-func (m message) half() int {
-	if m.whole {
-		return len(m.raw) / 2
-	}
-	return min(1, len(m.raw))
-}
-
 const queued = 256 // messages in flight, in each direction
 
 // serve returns when both connections have ended.
@@ -229,7 +220,11 @@ func (l *link) writeReplies() {
 func (l *link) writeReply(m message) bool {
 	if f := m.fault; f != nil && (f.kind == dropReply || f.kind == cutReply) {
 		if f.kind == cutReply {
-			write(l.client, m.raw[:m.half()])
+			half := min(1, len(m.raw)) // in another protocol than RESP, more may be whole answers to other requests
+			if m.whole {
+				half = len(m.raw) / 2
+			}
+			write(l.client, m.raw[:half])
 		}
 		l.strike(f)
 		return false
