@@ -4,7 +4,6 @@ go 1.26.0
 
 require (
 	github.com/alicebob/miniredis/v2 v2.35.0
-	github.com/anishathalye/porcupine v1.0.2
 	github.com/gomodule/redigo v1.8.9
 	github.com/redis/go-redis/v9 v9.5.1
 	github.com/redis/rueidis v1.0.77

@@ -210,10 +210,7 @@ func lockersIn(v reflect.Value) map[string]reflect.Value {
 		addressable.Elem().Set(v)
 		v = addressable
 	}
-	if v.Kind() == reflect.Pointer {
-		v = v.Elem()
-	}
-	addLockers(found, v, path)
+	addLockers(found, reflect.Indirect(v), path)
 	return found
 }
 

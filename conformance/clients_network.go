@@ -135,7 +135,7 @@ func endOnTime(n *network) {
 	c := n.core(dlock.WithTTL(n.h.coreTTL()), dlock.WithRenewal(false))
 	defer c.Close()
 	pace := n.h.coreTTL() / 10
-	n.Slow(faultproxy.Both, faultproxy.Pace{Latency: pace, Jitter: pace, BytesPerSecond: 100_000})
+	n.Slow(faultproxy.Both, faultproxy.Pace{Latency: pace, Jitter: pace})
 	for range n.h.rounds(4) {
 		if lease := n.leaseSlowly(c, n.key()); lease != nil {
 			n.release(n.direct, succeed(n, lease), true)

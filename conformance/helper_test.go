@@ -106,12 +106,6 @@ func (p plain) Release(ctx context.Context, key, token string) (bool, error) {
 	return p.locker().Release(ctx, key, token)
 }
 
-// manyStores has stores, but none that it stands for.
-type manyStores struct {
-	plain
-	stores []dlock.Locker
-}
-
 // A hook is what a Locker does with a call in place of another Locker.
 type hook func(ctx context.Context, r request, l dlock.Forward) (any, error)
 

@@ -33,17 +33,7 @@ func (s *scene) atOnce(fs ...func()) {
 }
 
 // eachOf calls f with 0 to n-1, several at the same time.
-func eachOf(n int, f func(i int)) {
-	var wg sync.WaitGroup
-	for first := range racers {
-		wg.Go(func() {
-			for i := first; i < n; i += racers {
-				f(i)
-			}
-		})
-	}
-	wg.Wait()
-}
+func eachOf(n int, f func(i int)) { together(racers, n, f) }
 
 // roundTrip is how long a call of c takes that is not its first.
 func (s *scene) roundTrip(c *client) time.Duration {

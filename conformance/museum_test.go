@@ -5,7 +5,6 @@ import (
 	"maps"
 	"regexp"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -115,18 +114,8 @@ func networkCases(t *testing.T) (found []testCase) {
 // playAll plays n cases, more of them at the same time than there would be of parallel
 // tests: they wait for the network most of the time.
 func playAll(n int, play func(i int) error) []error {
-	const together = 6
 	errs := make([]error, n)
-	places := make(chan struct{}, together)
-	var all sync.WaitGroup
-	for i := range n {
-		places <- struct{}{}
-		all.Go(func() {
-			defer func() { <-places }()
-			errs[i] = play(i)
-		})
-	}
-	all.Wait()
+	together(6, n, func(i int) { errs[i] = play(i) })
 	return errs
 }
 

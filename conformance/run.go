@@ -36,22 +36,27 @@ func Run(t *testing.T, h Harness) {
 // runAll runs the cases: one at a time those that must be alone, and then several of the others,
 // however few tests go test would run in parallel. They wait for leases to expire most of the time.
 func runAll(t *testing.T, h Harness, cases []testCase) {
-	const together = 12
-	places := make(chan struct{}, together)
-	var all sync.WaitGroup
+	var others []testCase
 	for _, c := range cases {
 		if h.alone(c) {
 			runCase(t, h, c)
+		} else {
+			others = append(others, c)
 		}
 	}
-	for _, c := range cases {
-		if !h.alone(c) {
-			places <- struct{}{}
-			all.Go(func() {
-				defer func() { <-places }()
-				runCase(t, h, c)
-			})
-		}
+	together(12, len(others), func(i int) { runCase(t, h, others[i]) })
+}
+
+// together calls f with 0 to n-1, at most so many at the same time.
+func together(most, n int, f func(i int)) {
+	places := make(chan struct{}, most)
+	var all sync.WaitGroup
+	for i := range n {
+		places <- struct{}{}
+		all.Go(func() {
+			defer func() { <-places }()
+			f(i)
+		})
 	}
 	all.Wait()
 }

@@ -35,15 +35,6 @@ type message struct {
 	whole bool   // one reply in RESP
 }
 
-// half is how much of a reply is passed on if it is cut: half of one in RESP. In another protocol a segment may have whole
-// answers to other requests, so it is one byte.
-func (m message) half() int {
-	if m.whole {
-		return len(m.raw) / 2
-	}
-	return min(1, len(m.raw))
-}
-
 const queued = 256 // messages in flight, in each direction
 
 // serve returns when both connections have ended.
@@ -170,7 +161,7 @@ func (l *link) writeRequest(m message) bool {
 	f := l.p.find(Request{m.raw, m.args})
 	if f == nil {
 		l.paired(func(q *pending) { q.push(m.args, nil) })
-		return l.write(l.store, m.raw, ToStore)
+		return write(l.store, m.raw)
 	}
 	if f.kind == hold && !l.hold(f) {
 		return false
@@ -180,7 +171,7 @@ func (l *link) writeRequest(m message) bool {
 		return false
 	}
 	l.paired(func(q *pending) { q.push(m.args, f) })
-	ok := l.write(l.store, m.raw, ToStore)
+	ok := write(l.store, m.raw)
 	if f.kind == hold {
 		l.holding.Store(false)
 	}
@@ -229,12 +220,16 @@ func (l *link) writeReplies() {
 func (l *link) writeReply(m message) bool {
 	if f := m.fault; f != nil && (f.kind == dropReply || f.kind == cutReply) {
 		if f.kind == cutReply {
-			l.write(l.client, m.raw[:m.half()], ToClient)
+			half := min(1, len(m.raw)) // in another protocol than RESP, more may be whole answers to other requests
+			if m.whole {
+				half = len(m.raw) / 2
+			}
+			write(l.client, m.raw[:half])
 		}
 		l.strike(f)
 		return false
 	}
-	return l.write(l.client, m.raw, ToClient)
+	return write(l.client, m.raw)
 }
 
 // passes waits until m may be passed on in direction d. It returns false if the link ends before.
@@ -255,18 +250,6 @@ func (l *link) passes(m message, d Direction) bool {
 	}
 }
 
-// write reports whether all of b was written.
-func (l *link) write(to net.Conn, b []byte, d Direction) bool {
-	for len(b) > 0 {
-		n, pause := l.p.pace(d).piece(len(b))
-		if _, err := to.Write(b[:n]); err != nil || !l.sleep(pause) {
-			return false
-		}
-		b = b[n:]
-	}
-	return true
-}
-
 // sleep returns false if the link ends before d has passed.
 func (l *link) sleep(d time.Duration) bool {
 	if d <= 0 {
@@ -280,4 +263,9 @@ func (l *link) sleep(d time.Duration) bool {
 	case <-l.over.Done():
 		return false
 	}
+}
+
+func write(to net.Conn, b []byte) bool {
+	_, err := to.Write(b)
+	return err == nil
 }

@@ -252,9 +252,8 @@ func (p *Proxy) due(d Direction) time.Time { return time.Now().Add(p.pace(d).del
 
 // A Pace says how slow a network is in one direction. A zero field has no effect.
 type Pace struct {
-	Latency        time.Duration // of everything
-	Jitter         time.Duration // a random extra latency, up to this; the order is kept
-	BytesPerSecond int           // on each connection
+	Latency time.Duration // of everything
+	Jitter  time.Duration // a random extra latency, up to this; the order is kept
 }
 
 func (p Pace) delay() time.Duration {
@@ -262,14 +261,4 @@ func (p Pace) delay() time.Duration {
 		return p.Latency
 	}
 	return p.Latency + rand.N(p.Jitter)
-}
-
-// piece returns how many of n bytes to write at once, and how long to wait then.
-func (p Pace) piece(n int) (int, time.Duration) {
-	if p.BytesPerSecond <= 0 {
-		return n, 0
-	}
-	const perSecond = 100
-	n = min(n, max(1, p.BytesPerSecond/perSecond))
-	return n, time.Duration(n) * time.Second / time.Duration(p.BytesPerSecond)
 }

@@ -2,7 +2,6 @@ package faultproxy
 
 import (
 	"bufio"
-	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -120,9 +119,7 @@ func TestPushesAreNoReplies(t *testing.T) {
 // All parts of the answer to one SUBSCRIBE come before that to the next, and what a
 // script returns is not taken for a message.
 func TestRepliesBesidesSubscriptions(t *testing.T) {
-	server := redistest.Start(t)
-	p := start(t, server.Addr())
-	c := dial(t, p.Addr())
+	p, c := redis(t)
 	script := p.Watch(Command("EVAL"))
 	drop := p.DropReply(Command("SUBSCRIBE", "c"), Cut)
 	c.send(resp("HELLO", "3") + resp("SUBSCRIBE", "z") + resp("EVAL", "return {'message', 'z', 'x'}", "0"))
@@ -135,9 +132,7 @@ func TestRepliesBesidesSubscriptions(t *testing.T) {
 
 // A command that is refused, or an error of a subscription, is a reply.
 func TestErrorsAreReplies(t *testing.T) {
-	server := redistest.Start(t)
-	p := start(t, server.Addr())
-	c := dial(t, p.Addr())
+	p, c := redis(t)
 	drop := p.DropReply(Command("ECHO"), Cut)
 	c.send(resp("NOSUCH") + resp("SUBSCRIBE") + "PING inline\r\n\r\n" + resp("ECHO", "x"))
 	await(t, drop.Struck())
@@ -146,42 +141,8 @@ func TestErrorsAreReplies(t *testing.T) {
 	require.True(t, strings.HasSuffix(all, "$6\r\ninline\r\n"), "%q", all)
 }
 
-// On a real server: a write whose reply is lost has happened, one that is dropped has
-// not, and one that is held happens in the database and under the name of its client.
-func TestRedis(t *testing.T) {
-	server := redistest.Start(t, "--requirepass", "secret")
-	p := start(t, server.Addr())
-	login := func() *caller {
-		c := dial(t, p.Addr())
-		c.gets(resp("AUTH", "secret")+resp("SELECT", "3"), "+OK\r\n+OK\r\n")
-		return c
-	}
-	get := func(key string) string {
-		c := login()
-		c.send(resp("GET", key))
-		line, err := c.in.ReadString('\n')
-		require.NoError(t, err)
-		return strings.TrimSpace(line)
-	}
-	for i, e := range []Ending{Cut, Stall} {
-		lost, dropped, held := fmt.Sprint("lost", i), fmt.Sprint("dropped", i), fmt.Sprint("held", i)
-		c := login()
-		drop := p.DropReply(Command("SET", lost), e)
-		c.send(resp("SET", lost, "v"))
-		await(t, drop.Struck())
-		require.Equal(t, "$1", get(lost))
-		c = login()
-		drop = p.DropRequest(Command("SET", dropped), e)
-		c.send(resp("SET", dropped, "v"))
-		await(t, drop.Struck())
-		require.Equal(t, "$-1", get(dropped))
-		c = login()
-		hold := p.Hold(Command("SET", held), e)
-		c.send(resp("SET", held, "v"))
-		await(t, hold.Struck())
-		c.Close()
-		require.Equal(t, "$-1", get(held))
-		require.NoError(t, hold.Deliver(t.Context()))
-		require.Equal(t, "$1", get(held))
-	}
+// redis starts a server and a Proxy before it, and dials.
+func redis(t *testing.T) (*Proxy, *caller) {
+	p := start(t, redistest.Start(t).Addr())
+	return p, dial(t, p.Addr())
 }

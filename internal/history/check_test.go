@@ -134,6 +134,8 @@ var wrongHistories = []scripted{
 	{"released twice", []*Operation{gets(0, 1, "a", 8), gone(2, 3, "a", true), gone(4, 5, "a", true)}, 3},
 	{"released by a stranger", []*Operation{gets(0, 1, "a", 8), gone(2, 3, "b", true)}, 1},
 	{"a release without reply comes too late to explain it", []*Operation{gets(0, 1, "a", 8), gets(50, 51, "b", 16), noReply(52, 53, Release, "a")}, 2},
+	{"a release without reply of another explains nothing", []*Operation{gets(0, 1, "a", 8), noReply(2, 3, Release, "b"), gets(50, 51, "b", 16)}, 2},
+	{"an attempt without reply does not take what is held", []*Operation{gets(0, 1, "a", 8), noReply(2, 3, TryAcquire, "b"), isRefused(5, 6, "c", "b")}, 2},
 	{"a grant that is expired for one and alive for another", []*Operation{gets(0, 1, "a", 8), renewed(120, 121, "a", false), isRefused(122, 123, "b", "a")}, 3},
 	{"granted just before a lease may end", []*Operation{gets(0, 10, "a", 8), gets(94, 95, "b", 16)}, 2},
 	{"a grant counts from what the store says", []*Operation{dated(got(0, 80, Acquire, "a", 8), 70), gets(164, 165, "b", 16)}, 2},

@@ -12,8 +12,6 @@ import (
 )
 
 var leases = []Exhibit{
-	// Taking.
-
 	// SETNX without an expiry, or with EXPIRE afterwards. Seen: the oldest recipe; a well-known one. Harm: the lock of a holder
 	// that dies, or of a client that stops between the two, is held for ever.
 	{Name: "noExpiry", Cases: names{"Expiry", "WaitEndsOnExpiry"},
@@ -79,9 +77,6 @@ var leases = []Exhibit{
 	// can neither renew nor release; the lock is that of a client that was refused.
 	{Name: "getSetFirst", Cases: names{"HeldIsUntouched", "Exclusion"},
 		polls: true, take: tried(func(d *db, q question, _ *dlock.Attempt) { d.set(q.Key, q.Token, d.pTTL(q.Key)) })},
-
-	// Renewing.
-
 	// A renewal is SET XX, without comparing. Seen: a well-known recipe. Harm: a client that has lost its lease takes the lock
 	// away from its successor.
 	{Name: "setExisting", Cases: names{"RenewByStranger", "TokensCompareWhole", "LateDuplicate"},
@@ -128,9 +123,6 @@ var leases = []Exhibit{
 		renew: func(d *db, q question) bool { return d.extend(q) || d.waits(q) }},
 	// A renewal compares the token, and sets no TTL. Harm: the lease ends in which its holder believes.
 	{Name: "onlyLooks", Cases: names{"RenewExtends"}, renew: (*db).holds},
-
-	// Releasing.
-
 	// DEL without comparing. Seen: a well-known recipe. Harm: a late holder frees the lock of its successor, and a third client
 	// takes it.
 	{Name: "plainDelete", Cases: names{"ReleaseByStranger", "ReleaseTwice", "ReleaseAfterExpiry",
@@ -180,9 +172,6 @@ var leases = []Exhibit{
 			held := d.holds(q) && d.get("released "+q.Key) != q.Token
 			return held && d.set("released "+q.Key, q.Token, d.pTTL(q.Key))
 		}},
-
-	// Time.
-
 	// The TTL is cut to whole seconds, or rounded up to them. Seen: recipes with EXPIRE. Harm: the lock is free while its holder
 	// works, or that of a dead holder is held for longer.
 	{Name: "wholeSeconds", Cases: names{"NotBefore"},
@@ -236,9 +225,6 @@ var leases = []Exhibit{
 	{Name: "endsEarly Release", Cases: names{"ExpiresForAll"}, BeyondModel: true, release: early((*db).free)},
 	{Name: "endsEarly RenewBatch", Cases: names{"ExpiresForAll"}, BeyondModel: true, renewInBatch: early((*db).extend)},
 	{Name: "endsEarly Inspect", Cases: names{"ExpiresForAll"}, BeyondModel: true, inspect: early((*db).hold)},
-
-	// Keys.
-
 	// Leases are found by the name key:token, where a:b:c is a and b:c as well as a:b and c. Seen: a trial of the suite. Harm: a
 	// stranger renews the lease.
 	{Name: "joined", Cases: names{"KeyAndTokenApart"},
@@ -283,9 +269,6 @@ var leases = []Exhibit{
 		polls: true, take: func(d *db, q question) dlock.Attempt { return d.try(d.asPrefix(q)) },
 		renew:   func(d *db, q question) bool { return d.extend(d.asPrefix(q)) },
 		release: func(d *db, q question) bool { return d.free(d.asPrefix(q)) }},
-
-	// Fences.
-
 	// The fence is drawn after the acquire: SETNX, then INCR. Seen: a well-known recipe. Harm: a client that is slow between the
 	// two has a fence above that of its successor.
 	{Name: "fenceAfterwards", Cases: names{"FenceRises"}, BeyondModel: true,
@@ -330,9 +313,6 @@ var leases = []Exhibit{
 	// numbers of the next holder.
 	{Name: "oneByOne", Cases: names{"FenceRises"},
 		take: tried(func(d *db, q question, a *dlock.Attempt) { d.count(a, "fences", 1) })},
-
-	// Inspecting.
-
 	// Inspecting does not look at the queue. Harm: a contended lock goes unnoticed.
 	{Name: "countsNobody", Cases: names{"WaitingIsCounted"}, BeyondModel: true,
 		call: after(func(r request, a *answer, err error) { a.Hold.Waiting = 0 })},
@@ -357,9 +337,6 @@ var leases = []Exhibit{
 			defer d.try(question{Key: q.Key, Token: "inspector", TTL: time.Minute})
 			return d.hold(q)
 		}},
-
-	// Random.
-
 	// Now and then a lock is forgotten: a replica without it becomes the master. Seen: the Redis documentation, on asynchronous
 	// replication. Harm: two holders.
 	{Name: "failsOver", Cases: names{"History"}, Sporadic: true,

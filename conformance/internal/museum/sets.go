@@ -9,8 +9,6 @@ import (
 )
 
 var sets = []Exhibit{
-	// Batches.
-
 	// A large batch is sent in pieces of 100, and the remainder is forgotten. Seen: a trial of the suite. Harm: a lease that is
 	// held is reported as lost, and ends.
 	{Name: "dropsTheTail", Cases: names{"BatchOfAnySize"}, BeyondModel: true,
@@ -63,9 +61,6 @@ var sets = []Exhibit{
 			d.pExpire(q.Key, max(q.TTL, d.pTTL(q.Key)))
 			return d.holds(q)
 		}},
-
-	// Sets.
-
 	// A script takes the keys of a set one by one, and stops at the first that is held. Harm: locks that nobody holds, until
 	// their TTLs have passed.
 	{Name: "stopsHalfway", Cases: names{"SetAllOrNone"},
