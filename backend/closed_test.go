@@ -30,9 +30,7 @@ func TestClosedClient(t *testing.T) {
 func awaitInbox(t *testing.T, server *redistest.Server) (listening func()) {
 	return func() {
 		t.Helper()
-		soon(t, func() bool {
-			return len(do(t, server, "PUBSUB", "CHANNELS", "*dlock1:inbox:*").([]any)) > 0
-		})
+		soon(t, func() bool { return len(do(t, server, "PUBSUB", "CHANNELS", "*dlock1:inbox:*").([]any)) > 0 })
 	}
 }
 

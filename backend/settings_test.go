@@ -116,6 +116,15 @@ func TestSettingsOfClients(t *testing.T) {
 		"redigo/OneConnection": func(t *testing.T, addr string) *rediscore.Locker {
 			return newRedigo(t, &redigolib.Pool{MaxIdle: 1, MaxActive: 1, Wait: true}, addr)
 		},
+		"goredis/Decorated": func(t *testing.T, addr string) *rediscore.Locker {
+			return goredis.New(ofSingle{goRedisClient(t, addr)}, rediscore.WithPrefix(t.Name()))
+		},
+		"goredis/Hidden": func(t *testing.T, addr string) *rediscore.Locker {
+			return goredis.New(ofAny{goRedisClient(t, addr)}, rediscore.WithPrefix(t.Name()))
+		},
+		"rueidis/Decorated": func(t *testing.T, addr string) *rediscore.Locker {
+			return rueidis.New(ofRueidis{rueidisClient(t, addr)}, rediscore.WithPrefix(t.Name()))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -353,21 +362,10 @@ type (
 	ofMethods struct{ clusterMethods }
 )
 
-// TestDecorators uses decorated clients: they serve waiters by messages, as the client inside does.
-func TestDecorators(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	single := goredislib.NewClient(&goredislib.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
-	t.Cleanup(func() { single.Close() })
-	for name, l := range map[string]func(opts ...rediscore.Option) *rediscore.Locker{
-		"goredis":        func(opts ...rediscore.Option) *rediscore.Locker { return goredis.New(ofSingle{single}, opts...) },
-		"goredis/hidden": func(opts ...rediscore.Option) *rediscore.Locker { return goredis.New(ofAny{single}, opts...) },
-		"rueidis": func(opts ...rediscore.Option) *rediscore.Locker {
-			return rueidis.New(ofRueidis{rueidisClient(t, server.Addr())}, opts...)
-		},
-	} {
-		t.Run(name, func(t *testing.T) { requireHandover(t, server, l(rediscore.WithPrefix(t.Name()))) })
-	}
+func goRedisClient(t *testing.T, addr string) *goredislib.Client {
+	client := goredislib.NewClient(&goredislib.Options{Addr: addr, ContextTimeoutEnabled: true})
+	t.Cleanup(func() { client.Close() })
+	return client
 }
 
 func rueidisClient(t *testing.T, addrs ...string) rueidislib.Client {
@@ -377,7 +375,8 @@ func rueidisClient(t *testing.T, addrs ...string) rueidislib.Client {
 	return client
 }
 
-// TestDecoratorsInACluster does the same in a cluster, also with replicas.
+// TestDecoratorsInACluster uses decorated clients of a cluster, also with replicas: they serve waiters by messages, as the
+// client inside does.
 func TestDecoratorsInACluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 1)
@@ -520,9 +519,7 @@ func TestClientsThatPanic(t *testing.T) {
 	t.Parallel()
 	for name, dial := range map[string]func(t *testing.T, addr string, c *chaos, opts ...rediscore.Option) *rediscore.Locker{
 		"goredis": func(t *testing.T, addr string, c *chaos, opts ...rediscore.Option) *rediscore.Locker {
-			client := goredislib.NewClient(&goredislib.Options{Addr: addr, ContextTimeoutEnabled: true})
-			t.Cleanup(func() { client.Close() })
-			return goredis.New(chaoticGoRedis{client, c}, append(opts, rediscore.WithPrefix(t.Name()))...)
+			return goredis.New(chaoticGoRedis{goRedisClient(t, addr), c}, append(opts, rediscore.WithPrefix(t.Name()))...)
 		},
 		"rueidis": func(t *testing.T, addr string, c *chaos, opts ...rediscore.Option) *rediscore.Locker {
 			return rueidis.New(chaoticRueidis{rueidisClient(t, addr), c}, append(opts, rediscore.WithPrefix(t.Name()))...)

@@ -28,8 +28,8 @@
 // TestTopology uses locks on Sentinel (a master, two replicas, three Sentinels) and on a cluster (three
 // masters with a replica each), with go-redis and rueidis, with rediscore.WithReplicas for all replicas
 // of a master and without. redigo knows neither topology. Every 5 s, or when all servers are in their
-// places again, a fault strikes: a master is killed, suspended, cut off from its replicas and
-// Sentinels, replaced on request, or loses slots ([redistest.Bed]). Without WithReplicas, two masters may grant a lock: that is
+// places again, a fault strikes: a master is killed, suspended,
+// replaced on request, or loses slots ([redistest.Bed]). Without WithReplicas, two masters may grant a lock: that is
 // only logged, and a fence is higher if it was requested when the other had been granted. The test also checks that
 //
 //   - no wait took longer than the failover (with WithReplicas: until all replicas were back), the TTL,

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"testing"
-	"time"
 )
 
 // Sentinels are a master with two replicas, and three Sentinels that watch them. Two Sentinels must
@@ -128,15 +127,6 @@ func (s *Sentinels) StepDown(t testing.TB, _ *Server) {
 		_, err := s.Sentinels[0].Do("SENTINEL", "FAILOVER", s.Name)
 		return err
 	})
-}
-
-func (s *Sentinels) cutOff(t testing.TB, master *Server) (undo func()) {
-	t.Helper()
-	rejoin := master.cutOff(t)
-	return func() {
-		time.Sleep(lateness)
-		rejoin()
-	}
 }
 
 // comeBack makes the server a replica from the beginning: nobody mistakes it for a master without data.
