@@ -570,9 +570,7 @@ type wrapped struct{ redigolib.Conn }
 // TestWrappedConnections uses redigo with connections that hide the methods for contexts and
 // time-outs.
 func TestWrappedConnections(t *testing.T) {
-	if testing.Short() {
-		t.Skip("left out with -short")
-	}
+	skipIfShort(t)
 	t.Parallel()
 	server := redistest.Start(t)
 	wrap := func(options ...redigolib.DialOption) *redigolib.Pool {
@@ -607,7 +605,7 @@ func TestWrappedConnections(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
 		defer cancel()
 		go l.Acquire(ctx, "k", "w", ttl)
-		awaitInbox(t, server)()
+		soon(t, func() bool { return listening(t, server, t.Name()) == 1 })
 		subscribed := server.CommandCount(t)["subscribe"]
 		<-ctx.Done()
 		require.Equal(t, subscribed, server.CommandCount(t)["subscribe"])
@@ -637,9 +635,7 @@ func TestWrappedConnections(t *testing.T) {
 // TestCrowd has a hundred goroutines of one process wait for one lock, through a client with one connection in a slow network.
 // The holder's renewals do not suffer, there is at most one more connection, and all are served.
 func TestCrowd(t *testing.T) {
-	if testing.Short() {
-		t.Skip("left out with -short")
-	}
+	skipIfShort(t)
 	t.Parallel()
 	const crowd = 100
 	each(t, clients.All, func(t *testing.T, a clients.Library) {
@@ -665,7 +661,7 @@ func TestCrowd(t *testing.T) {
 				assert.NoError(t, err)
 			})
 		}
-		awaitQueues(t, server, crowd)
+		soon(t, func() bool { return listening(t, server, "") == crowd }, "not all wait with an inbox")
 		time.Sleep(time.Second)
 		require.NoError(t, holder.Err(), "the holder's lease")
 		list := do(t, server, "CLIENT", "LIST", "TYPE", "pubsub").(string)
@@ -673,17 +669,4 @@ func TestCrowd(t *testing.T) {
 		require.NoError(t, holder.Release())
 		all.Wait()
 	})
-}
-
-// awaitQueues waits until n tokens are in queues, all with an inbox.
-func awaitQueues(t *testing.T, s *redistest.Server, n int) {
-	t.Helper()
-	const count = `local n = 0
-		for _, key in ipairs(redis.call('KEYS', '*dlock1:waiters:*')) do
-			for i, entry in ipairs(redis.call('HVALS', key)) do
-				if entry:match('^%d+ %d+ %d+ [ps]') then n = n + 1 end
-			end
-		end
-		return n`
-	require.Eventually(t, func() bool { return do(t, s, "EVAL", count, "0") == int64(n) }, 2*time.Minute, 100*time.Millisecond, "not all wait with an inbox")
 }

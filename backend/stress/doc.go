@@ -17,8 +17,7 @@
 //
 // TestStress runs one round after the other. Its workers use six locks on one server through all three client libraries.
 // Faults cut, block and slow connections, lose or delay single requests and replies (package faultproxy), restart, suspend and
-// pause the server, make it lose its data and its scripts, cut groups of workers off for good, and cancel a hundred waits at
-// once. A round ends when its time is over and each of these things has happened: by default after one round of 2 s or more.
+// pause the server, make it lose its data and its scripts, and cut groups of workers off for good. A round ends when its time is over and each of these things has happened: by default after one round of 2 s or more.
 // To run for an hour:
 //
 //	DLOCK_REDIS=1 DLOCK_LONG=stress=1h go test -timeout 0 -run TestStress ./backend/stress

@@ -38,7 +38,7 @@ var (
 var wanted = []string{
 	"found held", "served from the queue", "cancelled in the queue", "MaxWait over", "expired", "abandoned",
 	"lost early", "not answered", "detached", "server checked", "led", "permit taken", "sets", "handed over by script",
-	"killed while holding and waiting", "bursts",
+	"killed while holding and waiting",
 	"FLUSHALL", "restart", "scripts forgotten", "server suspended", "server paused",
 	"connections killed: normal", "connections killed: pubsub", "connections cut", "connections refused",
 	"network blocked", "network slow", "reply lost", "request lost", "reply cut", "request late",
@@ -226,7 +226,6 @@ var faults = []struct {
 	}},
 	{"", 3, (*chaos).delay},
 	{"", 3, (*chaos).crash},
-	{"", 1, (*chaos).burst},
 }
 
 // run injects faults of all kinds until c.on ends: each kind once quickly, then at the
@@ -369,32 +368,6 @@ func (c *chaos) crash() {
 		p.Refuse()
 		giveUp()
 		group.close()
-	})
-}
-
-// burst starts a hundred waits for one lock, and cancels them together.
-func (c *chaos) burst() {
-	lib, p := clients.All[rand.IntN(len(clients.All))], c.proxy()
-	c.wg.Go(func() {
-		locker, closeAll, err := patiently(c.on, openWith(lib, clients.At(p.Addr())))
-		if err != nil {
-			return
-		}
-		defer closeAll()
-		client := dlock.New(locker, dlock.WithOwner("burst"), dlock.WithTTL(300*time.Millisecond))
-		defer client.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), rand.N(300*time.Millisecond))
-		defer cancel()
-		var waits sync.WaitGroup
-		for range 100 {
-			waits.Go(func() {
-				if lease, err := client.Acquire(ctx, "key0"); err == nil {
-					_ = lease.Release()
-				}
-			})
-		}
-		waits.Wait()
-		c.happened("bursts")
 	})
 }
 
