@@ -31,8 +31,8 @@
 // replaced on request, or loses slots ([redistest.Bed]). Without WithReplicas, two masters may grant a lock: that is
 // only logged, and a fence is higher if it was requested when the other had been granted. The test also checks that
 //
-//   - no wait took longer than the failover (with WithReplicas: until all replicas were back), the TTL,
-//     and what clients need to find the new master,
+//   - when all servers are in their places again, nobody waits for longer than the TTL, and what clients need to find the new
+//     master,
 //   - a nightly job that several processes start in the middle of a failover, with WithReplicas and WithOutage, runs
 //     once, and none of them fails.
 //

@@ -80,13 +80,13 @@ func runRound(t *testing.T, d time.Duration) {
 	c.abandonAll()
 	c.settle()
 	if !t.Failed() {
-		awaitNil(t, "queues to be empty", c.emptyQueues)
+		awaitNil(t, "queues to be empty", calmLimit, c.emptyQueues)
 		for _, lib := range clients.All {
 			c.serveAll(lib)
 		}
 	}
 	c.closeAll()
-	awaitNil(t, "connections of subscribers to end", func() error {
+	awaitNil(t, "connections of subscribers to end", calmLimit, func() error {
 		if list := c.do("CLIENT", "LIST", "TYPE", "pubsub"); list != "" {
 			return fmt.Errorf("%s", list)
 		}
@@ -422,7 +422,7 @@ func (r *round) closeAll() {
 	r.giveUp()
 	r.workers.close()
 	for _, args := range [][]string{{"KEYS", "*"}, {"PUBSUB", "CHANNELS", "*dlock1*"}, {"PUBSUB", "SHARDCHANNELS", "*dlock1*"}} {
-		awaitNil(r.t, strings.Join(args, " ")+" to be empty", func() error {
+		awaitNil(r.t, strings.Join(args, " ")+" to be empty", calmLimit, func() error {
 			for _, m := range r.masters() {
 				reply, err := m.Do(args...)
 				if _, old := err.(redistest.Error); old { // before Redis 7 there are no shard channels
@@ -480,14 +480,16 @@ func lasts(t *testing.T, part string, otherwise time.Duration) time.Duration {
 func watchGoroutines(t *testing.T) (await func()) {
 	attend := goleak.IgnoreAnyFunction("github.com/dlock-go/dlock/internal/redistest.(*process).attend")
 	current := goleak.IgnoreCurrent()
-	return func() { awaitNil(t, "goroutines to end", func() error { return goleak.Find(current, attend) }) }
+	return func() {
+		awaitNil(t, "goroutines to end", calmLimit, func() error { return goleak.Find(current, attend) })
+	}
 }
 
-// awaitNil waits until f returns nil.
-func awaitNil(t *testing.T, what string, f func() error) {
+// awaitNil waits until f returns nil, which must be within a time.
+func awaitNil(t *testing.T, what string, within time.Duration, f func() error) {
 	t.Helper()
 	err := f()
-	for limit := time.Now().Add(calmLimit); err != nil && time.Now().Before(limit); err = f() {
+	for limit := time.Now().Add(within); err != nil && time.Now().Before(limit); err = f() {
 		time.Sleep(10 * time.Millisecond)
 	}
 	if err != nil {

@@ -129,13 +129,12 @@ func (s *Server) Keys(t testing.TB) []string {
 func (s *Server) CommandCount(t testing.TB) map[string]int64 {
 	t.Helper()
 	counts := make(map[string]int64)
-	info, err := s.info("commandstats")
-	check(t, err)
-	for stat, value := range info {
+	for stat, value := range s.Info(t, "commandstats") {
 		name, _ := strings.CutPrefix(stat, "cmdstat_")
 		calls, _, _ := strings.Cut(strings.TrimPrefix(value, "calls="), ",")
-		counts[name], err = strconv.ParseInt(calls, 10, 64)
+		n, err := strconv.ParseInt(calls, 10, 64)
 		check(t, err)
+		counts[name] = n
 	}
 	return counts
 }
@@ -147,7 +146,14 @@ func (s *Server) Slot(t testing.TB, key string) int {
 	return int(must[int64](t, s, "CLUSTER", "KEYSLOT", key))
 }
 
-// info returns one section of INFO, by field.
+// Info returns one section of INFO, by field.
+func (s *Server) Info(t testing.TB, section string) map[string]string {
+	t.Helper()
+	info, err := s.info(section)
+	check(t, err)
+	return info
+}
+
 func (s *Server) info(section string) (map[string]string, error) {
 	reply, err := s.Do("INFO", section)
 	if err != nil {

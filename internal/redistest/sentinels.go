@@ -56,9 +56,8 @@ func StartSentinel(t testing.TB, master *Server, name string, quorum int) *Serve
 	config := filepath.Join(t.TempDir(), "sentinel.conf") // the Sentinel writes to it
 	check(t, os.WriteFile(config, []byte(text), 0o600))
 	s := start(t, config, []string{"--sentinel"})
-	info, err := master.info("replication")
-	check(t, err)
-	await(t, func() error { return s.watches(master, name, info["connected_slaves"]) })
+	replicas := master.Info(t, "replication")["connected_slaves"]
+	await(t, func() error { return s.watches(master, name, replicas) })
 	return s
 }
 
