@@ -142,60 +142,55 @@ func useEverything(t *testing.T, server *redistest.Server, l *rediscore.Locker) 
 		rest = 10 * time.Second
 	)
 	ctx := t.Context()
-	note := func(what string, ok bool, err error) {
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", what, err))
-		} else if !ok {
-			errs = append(errs, fmt.Errorf("%s: the wrong answer", what))
+	note := func(what string, want bool) func(got bool, err error) {
+		return func(got bool, err error) {
+			if err == nil && got != want {
+				err = errors.New("the wrong answer")
+			}
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", what, err))
+			}
 		}
 	}
-	try := func(what, token string, ttl time.Duration) {
-		a, err := l.TryAcquire(ctx, key, token, ttl)
-		note(what, a.Acquired, err)
+	try := func(what string, ttl time.Duration) {
+		a, err := l.TryAcquire(ctx, key, "a", ttl)
+		note(what, true)(a.Acquired, err)
 	}
-	renew := func(what, token string, want bool) {
-		held, err := l.Renew(ctx, key, token, 3*rest)
-		note(what, held == want, err)
+	wait := func(ctx context.Context, token string) (waited chan error) {
+		waited = startWait(ctx, l, key, token)
+		for len(waited) == 0 && !isQueued(t, server, t.Name(), token) {
+			time.Sleep(pause)
+		}
+		return waited
 	}
-	release := func(what, token string, want bool) {
-		held, err := l.Release(ctx, key, token)
-		note(what, held == want, err)
-	}
-	try("acquire", "a", rest)
-	try("acquire again", "a", 2*rest)
-	renew("renew", "a", true)
-	renew("renew another's", "stranger", false)
+	try("acquire", rest)
+	try("acquire again", 2*rest)
+	note("renew", true)(l.Renew(ctx, key, "a", 3*rest))
+	note("renew another's", false)(l.Renew(ctx, key, "stranger", 3*rest))
 	hold, err := l.Inspect(ctx, key)
-	note("inspect", hold.Token == "a" && hold.Remaining > 2*rest, err)
-	release("release", "a", true)
-	renew("renew nothing", "stranger", false)
+	note("inspect", true)(hold.Token == "a" && hold.Remaining > 2*rest, err)
+	note("release", true)(l.Release(ctx, key, "a"))
+	note("renew nothing", false)(l.Renew(ctx, key, "stranger", 3*rest))
 
-	try("acquire, for long", "a", 10*rest)
-	waited := make(chan error, 1)
-	go func() { _, err := l.Acquire(ctx, key, "b", 10*rest); waited <- err }()
-	for len(waited) == 0 && !isQueued(t, server, t.Name(), "b") {
-		time.Sleep(pause)
-	}
+	try("acquire, for long", 10*rest)
+	waited := wait(ctx, "b")
 	before := len(errs)
-	release("hand over", "a", true)
+	note("hand over", true)(l.Release(ctx, key, "a"))
 	if len(errs) > before { // the waiter would wait for the end of the lease
 		do(t, server, "DEL", t.Name()+key)
 	}
-	note("wait", true, <-waited)
+	note("wait", true)(true, <-waited)
 
 	cancelled, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() { _, err := l.Acquire(cancelled, key, "c", rest); waited <- err }()
-	for len(waited) == 0 && !isQueued(t, server, t.Name(), "c") {
-		time.Sleep(pause)
-	}
+	waited = wait(cancelled, "c")
 	cancel()
 	if err = <-waited; errors.Is(err, context.Canceled) {
 		err = nil
 	}
-	note("wait and give up", true, err)
-	release("leave the queue", "c", false)
-	release("release after a wait", "b", true)
+	note("wait and give up", true)(true, err)
+	note("leave the queue", false)(l.Release(ctx, key, "c"))
+	note("release after a wait", true)(l.Release(ctx, key, "b"))
 	return errs
 }
 
