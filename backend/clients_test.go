@@ -36,6 +36,13 @@ func each(t *testing.T, libraries []clients.Library, f func(t *testing.T, a clie
 	}
 }
 
+func skipIfShort(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
+}
+
 // soon fails unless something is so within patient.
 func soon(t testing.TB, is func() bool, what ...any) {
 	t.Helper()

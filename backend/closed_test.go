@@ -22,21 +22,12 @@ func TestClosedClient(t *testing.T) {
 		server := redistest.Start(t)
 		l, closeClient := a.Dial(t, clients.At(server.Addr()))
 		// A connection that rueidis opens while it is closed stays open. So all are open when the waiter is registered.
-		requireClosed(t, l, closeClient, func() { awaitQueues(t, server, 1) })
+		requireClosed(t, l, closeClient, server)
 	})
 }
 
-// awaitInbox returns a function that waits until the server has a subscriber to an inbox.
-func awaitInbox(t *testing.T, server *redistest.Server) (listening func()) {
-	return func() {
-		t.Helper()
-		soon(t, func() bool {
-			return len(do(t, server, "PUBSUB", "CHANNELS", "*dlock1:inbox:*").([]any)) > 0
-		})
-	}
-}
-
-func requireClosed(t *testing.T, l *rediscore.Locker, closeClient, listening func()) {
+// requireClosed closes the client of a Locker while it waits for a lock of a server.
+func requireClosed(t *testing.T, l *rediscore.Locker, closeClient func(), server *redistest.Server) {
 	t.Helper()
 	client := dlock.New(l)
 	acquire(t, l, "k", "H")
@@ -44,7 +35,7 @@ func requireClosed(t *testing.T, l *rediscore.Locker, closeClient, listening fun
 	require.NoError(t, err)
 	ended := make(chan error, 1)
 	go func() { _, err := client.Acquire(t.Context(), "k"); ended <- err }()
-	listening()
+	soon(t, func() bool { return listening(t, server, "") == 1 })
 	closeClient()
 	select {
 	case err := <-ended:

@@ -160,9 +160,7 @@ var pageFaults = []struct {
 // if DLOCK_LONG has adapters. The times of the table are from a run with -v and go-redis 9.17 or newer.
 func TestErrorsPage(t *testing.T) {
 	_, dialsAgain := reflect.TypeFor[goredislib.Options]().FieldByName("DialerRetries") // older releases have no times to show
-	if testing.Short() {
-		t.Skip("left out with -short")
-	}
+	skipIfShort(t)
 	t.Parallel()
 	page, err := os.ReadFile("../docs/operations.md")
 	require.NoError(t, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -396,11 +397,9 @@ func TestClientOfReplica(t *testing.T) {
 }
 
 // connections returns how many connections a server has accepted.
-func connections(t *testing.T, s *redistest.Server) (n int) {
+func connections(t *testing.T, s *redistest.Server) int {
 	t.Helper()
-	text := do(t, s, "INFO", "stats").(string)
-	_, text, _ = strings.Cut(text, "total_connections_received:")
-	_, err := fmt.Sscan(text, &n)
+	n, err := strconv.Atoi(s.Info(t, "stats")["total_connections_received"])
 	require.NoError(t, err)
 	return n
 }

@@ -470,9 +470,7 @@ func load(t *testing.T, s *redistest.Server) {
 // TestNoConnection makes calls without a server, or without a free connection in the pool.
 // Nothing is sent.
 func TestNoConnection(t *testing.T) {
-	if testing.Short() {
-		t.Skip("left out with -short")
-	}
+	skipIfShort(t)
 	t.Parallel()
 	server := redistest.Start(t)
 	down := redistest.Start(t)
@@ -593,19 +591,23 @@ func namelessCluster(node *redistest.Server) func(t *testing.T) *rediscore.Locke
 	}
 }
 
-// failsWith makes a call that fails within 300 ms, and returns its error. On a busy machine they
-// may be over before the client has tried to connect: if the error lacks text, the call is made
-// again with more time.
-func failsWith(t *testing.T, text string, call func(context.Context) error) (err error) {
-	for limit := 300 * time.Millisecond; limit < 10*time.Second; limit *= 2 {
+// endsAs makes a call whose ctx ends soon, and returns its error. On a busy machine ctx may end before the client has tried to
+// connect, or has sent anything: if the error is not as it should be, the call is made again with more time.
+func endsAs(t *testing.T, call func(context.Context) error, is func(error) bool) (err error) {
+	for limit := 200 * time.Millisecond; limit < 15*time.Second; limit *= 3 {
 		ctx, cancel := context.WithTimeout(t.Context(), limit)
 		err = call(ctx)
 		cancel()
-		if strings.Contains(fmt.Sprint(err), text) {
+		if is(err) {
 			break
 		}
 	}
 	return err
+}
+
+// failsWith is endsAs for an error with a text.
+func failsWith(t *testing.T, text string, call func(context.Context) error) error {
+	return endsAs(t, call, func(err error) bool { return strings.Contains(fmt.Sprint(err), text) })
 }
 
 // unanswered returns the address of a listener that never answers.
@@ -628,26 +630,12 @@ func TestAnswerThatNeverComes(t *testing.T) {
 				require.NoError(t, calls(l, "k")[connects](t.Context()))
 			}
 			server.Suspend()
-			err := endedUnanswered(t, calls(l, "k")[method])
+			err := endsAs(t, calls(l, "k")[method], func(err error) bool { return verdictOf(err) == "" })
 			server.Resume()
 			require.Error(t, err, method)
 			require.Empty(t, verdictOf(err), "%s: %v", method, err)
 		}
 	})
-}
-
-// endedUnanswered makes a call that ends with its ctx. If that was over before anything was
-// sent, as on a busy machine, the call is made again with more time.
-func endedUnanswered(t *testing.T, call func(context.Context) error) (err error) {
-	for _, limit := range []time.Duration{200 * time.Millisecond, 2 * time.Second, 10 * time.Second} {
-		ctx, cancel := context.WithTimeout(t.Context(), limit)
-		err = call(ctx)
-		cancel()
-		if verdictOf(err) == "" {
-			break
-		}
-	}
-	return err
 }
 
 // limits are what rented services do not allow: some refuse scripts by their text, others a command that a script calls. The

@@ -3,7 +3,6 @@ package backend_test
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	goredislib "github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
@@ -25,25 +23,16 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// rights returns the commands of docs/security.md for a user and the prefix of the same name.
-func rights(t *testing.T, server *redistest.Server, user string) [][]string {
+// grant makes a user with the rights, for the prefix of the same name, that some commands of docs/security.md give, but for
+// one of them if without is not "".
+func grant(t *testing.T, server *redistest.Server, user string, from, to int, without string) {
 	t.Helper()
-	commands := adaptertest.Rights(t, "../docs/security.md", server)
-	for _, command := range commands {
+	for _, command := range adaptertest.Rights(t, "../docs/security.md", server)[from:to] {
 		for i, word := range command {
 			command[i] = strings.NewReplacer("PASSWORD", clients.Password, "app:", user).Replace(word)
 		}
 		command[2] = user
-	}
-	return commands
-}
-
-// setUser makes a user with the rights that some commands of the page give, but for one of them if
-// without is not "".
-func setUser(t *testing.T, server *redistest.Server, commands [][]string, without string) {
-	t.Helper()
-	for _, command := range commands {
-		do(t, server, slices.DeleteFunc(slices.Clone(command), func(word string) bool { return word == without })...)
+		do(t, server, slices.DeleteFunc(command, func(word string) bool { return word == without })...)
 	}
 }
 
@@ -55,6 +44,7 @@ const (
 	replicaRights  = 5
 	cachingRights  = 6
 	votingRights   = 7
+	allRights      = 8
 )
 
 // overTLS connects to a server over TLS, as the user with the test's name.
@@ -68,34 +58,31 @@ func overTLS(t *testing.T, lib clients.Library, server *redistest.TLSServer) *re
 func TestRights(t *testing.T) {
 	t.Parallel()
 	server := redistest.StartTLS(t)
-	requireStrict(t, server)
 	t.Run("EVAL", func(t *testing.T) { withoutRight(t, server, "+eval") }) // while no script is known
 	for _, a := range clients.All {
 		t.Run(a.Name, func(t *testing.T) {
-			setUser(t, server.Server, rights(t, server.Server, t.Name())[:single], "")
+			grant(t, server.Server, t.Name(), 0, single, "")
 			require.Empty(t, useEverything(t, server.Server, overTLS(t, a, server)))
 			requireNothingForEver(t, server.Server, t.Name())
 			requireNothingRefused(t, server.Server)
 		})
 	}
 	t.Run("Plain", func(t *testing.T) {
-		setUser(t, server.Server, rights(t, server.Server, t.Name())[:1], "")
+		grant(t, server.Server, t.Name(), 0, 1, "")
 		requireCycle(t, overTLS(t, clients.GoRedis, server), "k")
 	})
 	t.Run("Caching", func(t *testing.T) {
-		commands := rights(t, server.Server, t.Name())
-		setUser(t, server.Server, commands[:single], "")
+		grant(t, server.Server, t.Name(), 0, single, "")
 		caches := clients.Settings{Addrs: []string{server.TLSAddr}, TLS: server.TLS, User: t.Name(), Caches: true}
 		_, _, err := clients.Rueidis.Open(caches)
 		require.ErrorContains(t, err, "NOPERM")
-		setUser(t, server.Server, commands[cachingRights:votingRights], "")
+		grant(t, server.Server, t.Name(), cachingRights, votingRights, "")
 		l, _ := clients.Rueidis.Dial(t, caches, rediscore.WithPrefix(t.Name()))
 		require.Empty(t, useEverything(t, server.Server, l))
 	})
 	for _, a := range clients.All {
 		t.Run("Votes/"+a.Name, func(t *testing.T) {
-			commands := rights(t, server.Server, t.Name())
-			setUser(t, server.Server, commands[:single], "")
+			grant(t, server.Server, t.Name(), 0, single, "")
 			l := overTLS(t, a, server)
 			_, err := l.Vote(t.Context(), "k", "t", time.Minute, 0)
 			_, err2 := l.AcquireVote(t.Context(), "k", "t", time.Minute, 0, 1)
@@ -105,31 +92,16 @@ func TestRights(t *testing.T) {
 				require.ErrorIs(t, err, dlock.ErrInvalid)
 				require.ErrorContains(t, err, "INFO")
 			}
-			setUser(t, server.Server, commands[votingRights:], "")
+			grant(t, server.Server, t.Name(), votingRights, allRights, "")
 			requireVotes(t, l, "k")
 		})
 	}
-	for _, command := range rights(t, server.Server, t.Name())[:single] {
+	for _, command := range adaptertest.Rights(t, "../docs/security.md", server.Server)[:single] {
 		for _, word := range command {
 			if word[0] == '+' && word != "+eval" {
 				t.Run(word, func(t *testing.T) { t.Parallel(); withoutRight(t, server, word) })
 			}
 		}
-	}
-}
-
-// requireStrict fails if the server accepts a client without TLS, without a certificate or without
-// a password.
-func requireStrict(t *testing.T, server *redistest.TLSServer) {
-	t.Helper()
-	for name, config := range map[string]*tls.Config{
-		"plain":                 nil,
-		"without a certificate": {RootCAs: server.TLS.RootCAs},
-		"without a password":    server.TLS,
-	} {
-		client := goredislib.NewClient(&goredislib.Options{Addr: server.TLSAddr, TLSConfig: config, MaxRetries: -1})
-		require.Error(t, client.Get(t.Context(), "k").Err(), name)
-		require.NoError(t, client.Close())
 	}
 }
 
@@ -150,7 +122,7 @@ func requireNothingRefused(t *testing.T, server *redistest.Server) {
 var helpful = map[string]bool{"+hgetall": true, "+hlen": true, "+ping": true, "+pubsub|numsub": true, "+subscribe": true, "+zcard": true}
 
 func withoutRight(t *testing.T, server *redistest.TLSServer, right string) {
-	setUser(t, server.Server, rights(t, server.Server, t.Name())[:single], right)
+	grant(t, server.Server, t.Name(), 0, single, right)
 	errs := useEverything(t, server.Server, overTLS(t, clients.GoRedis, server))
 	if helpful[right] {
 		require.Empty(t, errs)
@@ -170,60 +142,55 @@ func useEverything(t *testing.T, server *redistest.Server, l *rediscore.Locker) 
 		rest = 10 * time.Second
 	)
 	ctx := t.Context()
-	note := func(what string, ok bool, err error) {
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", what, err))
-		} else if !ok {
-			errs = append(errs, fmt.Errorf("%s: the wrong answer", what))
+	note := func(what string, want bool) func(got bool, err error) {
+		return func(got bool, err error) {
+			if err == nil && got != want {
+				err = errors.New("the wrong answer")
+			}
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", what, err))
+			}
 		}
 	}
-	try := func(what, token string, ttl time.Duration) {
-		a, err := l.TryAcquire(ctx, key, token, ttl)
-		note(what, a.Acquired, err)
+	try := func(what string, ttl time.Duration) {
+		a, err := l.TryAcquire(ctx, key, "a", ttl)
+		note(what, true)(a.Acquired, err)
 	}
-	renew := func(what, token string, want bool) {
-		held, err := l.Renew(ctx, key, token, 3*rest)
-		note(what, held == want, err)
+	wait := func(ctx context.Context, token string) (waited chan error) {
+		waited = startWait(ctx, l, key, token)
+		for len(waited) == 0 && !isQueued(t, server, t.Name(), token) {
+			time.Sleep(pause)
+		}
+		return waited
 	}
-	release := func(what, token string, want bool) {
-		held, err := l.Release(ctx, key, token)
-		note(what, held == want, err)
-	}
-	try("acquire", "a", rest)
-	try("acquire again", "a", 2*rest)
-	renew("renew", "a", true)
-	renew("renew another's", "stranger", false)
+	try("acquire", rest)
+	try("acquire again", 2*rest)
+	note("renew", true)(l.Renew(ctx, key, "a", 3*rest))
+	note("renew another's", false)(l.Renew(ctx, key, "stranger", 3*rest))
 	hold, err := l.Inspect(ctx, key)
-	note("inspect", hold.Token == "a" && hold.Remaining > 2*rest, err)
-	release("release", "a", true)
-	renew("renew nothing", "stranger", false)
+	note("inspect", true)(hold.Token == "a" && hold.Remaining > 2*rest, err)
+	note("release", true)(l.Release(ctx, key, "a"))
+	note("renew nothing", false)(l.Renew(ctx, key, "stranger", 3*rest))
 
-	try("acquire, for long", "a", 10*rest)
-	waited := make(chan error, 1)
-	go func() { _, err := l.Acquire(ctx, key, "b", 10*rest); waited <- err }()
-	for len(waited) == 0 && !isQueued(t, server, t.Name(), "b") {
-		time.Sleep(pause)
-	}
+	try("acquire, for long", 10*rest)
+	waited := wait(ctx, "b")
 	before := len(errs)
-	release("hand over", "a", true)
+	note("hand over", true)(l.Release(ctx, key, "a"))
 	if len(errs) > before { // the waiter would wait for the end of the lease
 		do(t, server, "DEL", t.Name()+key)
 	}
-	note("wait", true, <-waited)
+	note("wait", true)(true, <-waited)
 
 	cancelled, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() { _, err := l.Acquire(cancelled, key, "c", rest); waited <- err }()
-	for len(waited) == 0 && !isQueued(t, server, t.Name(), "c") {
-		time.Sleep(pause)
-	}
+	waited = wait(cancelled, "c")
 	cancel()
 	if err = <-waited; errors.Is(err, context.Canceled) {
 		err = nil
 	}
-	note("wait and give up", true, err)
-	release("leave the queue", "c", false)
-	release("release after a wait", "b", true)
+	note("wait and give up", true)(true, err)
+	note("leave the queue", false)(l.Release(ctx, key, "c"))
+	note("release after a wait", true)(l.Release(ctx, key, "b"))
 	return errs
 }
 
@@ -300,13 +267,12 @@ func TestRightsWithSentinel(t *testing.T) {
 	for _, a := range clients.Topologies {
 		t.Run(a.Name, func(t *testing.T) {
 			s := clients.Settings{Addrs: []string{sentinel.Addr()}, Master: masterName, User: t.Name()}
-			commands := rights(t, master, t.Name())
-			setUser(t, master, commands[:single], "")
+			grant(t, master, t.Name(), 0, single, "")
 			if a.Name == "rueidis" {
 				_, _, err := a.Open(s)
 				require.ErrorContains(t, err, "NOPERM")
 				do(t, master, "ACL", "LOG", "RESET")
-				setUser(t, master, commands[sentinelRights:sentinelRights+1], "")
+				grant(t, master, t.Name(), sentinelRights, sentinelRights+1, "")
 			}
 			l, _ := a.Dial(t, s, rediscore.WithPrefix(t.Name()))
 			require.Empty(t, useEverything(t, master, l))
@@ -322,14 +288,13 @@ func TestRightsWithReplicas(t *testing.T) {
 	redistest.StartReplica(t, master)
 	for _, a := range clients.All {
 		t.Run(a.Name, func(t *testing.T) {
-			commands := rights(t, master, t.Name())
-			setUser(t, master, commands[:single], "")
+			grant(t, master, t.Name(), 0, single, "")
 			l := dialAs(t, a, master.Addr(), t.Name(), rediscore.WithPrefix(t.Name()), rediscore.WithReplicas(1, ttl))
 			t.Cleanup(func() { l.Close() })
 			_, err := l.TryAcquire(t.Context(), "without", "t", ttl)
 			require.ErrorContains(t, err, "NOPERM")
 			do(t, master, "ACL", "LOG", "RESET")
-			setUser(t, master, commands[replicaRights:replicaRights+1], "")
+			grant(t, master, t.Name(), replicaRights, replicaRights+1, "")
 			soon(t, func() bool { // on a busy machine a replica may be late
 				a, err := l.TryAcquire(t.Context(), "with", "t", ttl)
 				return err == nil && a.Acquired
@@ -365,7 +330,7 @@ func TestRightsInACluster(t *testing.T) {
 			t.Run(a.Name+c.without, func(t *testing.T) {
 				user := t.Name()
 				for _, n := range cluster.Nodes {
-					setUser(t, n, rights(t, n, user)[:clusterRights+1], c.without)
+					grant(t, n, user, 0, clusterRights+1, c.without)
 				}
 				limit := 20 * time.Second
 				if needed == always {

@@ -116,6 +116,15 @@ func TestSettingsOfClients(t *testing.T) {
 		"redigo/OneConnection": func(t *testing.T, addr string) *rediscore.Locker {
 			return newRedigo(t, &redigolib.Pool{MaxIdle: 1, MaxActive: 1, Wait: true}, addr)
 		},
+		"goredis/Decorated": func(t *testing.T, addr string) *rediscore.Locker {
+			return goredis.New(ofSingle{goRedisClient(t, addr)}, rediscore.WithPrefix(t.Name()))
+		},
+		"goredis/Hidden": func(t *testing.T, addr string) *rediscore.Locker {
+			return goredis.New(ofAny{goRedisClient(t, addr)}, rediscore.WithPrefix(t.Name()))
+		},
+		"rueidis/Decorated": func(t *testing.T, addr string) *rediscore.Locker {
+			return rueidis.New(ofRueidis{rueidisClient(t, addr)}, rediscore.WithPrefix(t.Name()))
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -353,21 +362,10 @@ type (
 	ofMethods struct{ clusterMethods }
 )
 
-// TestDecorators uses decorated clients: they serve waiters by messages, as the client inside does.
-func TestDecorators(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	single := goredislib.NewClient(&goredislib.Options{Addr: server.Addr(), ContextTimeoutEnabled: true})
-	t.Cleanup(func() { single.Close() })
-	for name, l := range map[string]func(opts ...rediscore.Option) *rediscore.Locker{
-		"goredis":        func(opts ...rediscore.Option) *rediscore.Locker { return goredis.New(ofSingle{single}, opts...) },
-		"goredis/hidden": func(opts ...rediscore.Option) *rediscore.Locker { return goredis.New(ofAny{single}, opts...) },
-		"rueidis": func(opts ...rediscore.Option) *rediscore.Locker {
-			return rueidis.New(ofRueidis{rueidisClient(t, server.Addr())}, opts...)
-		},
-	} {
-		t.Run(name, func(t *testing.T) { requireHandover(t, server, l(rediscore.WithPrefix(t.Name()))) })
-	}
+func goRedisClient(t *testing.T, addr string) *goredislib.Client {
+	client := goredislib.NewClient(&goredislib.Options{Addr: addr, ContextTimeoutEnabled: true})
+	t.Cleanup(func() { client.Close() })
+	return client
 }
 
 func rueidisClient(t *testing.T, addrs ...string) rueidislib.Client {
@@ -377,7 +375,8 @@ func rueidisClient(t *testing.T, addrs ...string) rueidislib.Client {
 	return client
 }
 
-// TestDecoratorsInACluster does the same in a cluster, also with replicas.
+// TestDecoratorsInACluster uses decorated clients of a cluster, also with replicas: they serve waiters by messages, as the
+// client inside does.
 func TestDecoratorsInACluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3, 1)
@@ -520,9 +519,7 @@ func TestClientsThatPanic(t *testing.T) {
 	t.Parallel()
 	for name, dial := range map[string]func(t *testing.T, addr string, c *chaos, opts ...rediscore.Option) *rediscore.Locker{
 		"goredis": func(t *testing.T, addr string, c *chaos, opts ...rediscore.Option) *rediscore.Locker {
-			client := goredislib.NewClient(&goredislib.Options{Addr: addr, ContextTimeoutEnabled: true})
-			t.Cleanup(func() { client.Close() })
-			return goredis.New(chaoticGoRedis{client, c}, append(opts, rediscore.WithPrefix(t.Name()))...)
+			return goredis.New(chaoticGoRedis{goRedisClient(t, addr), c}, append(opts, rediscore.WithPrefix(t.Name()))...)
 		},
 		"rueidis": func(t *testing.T, addr string, c *chaos, opts ...rediscore.Option) *rediscore.Locker {
 			return rueidis.New(chaoticRueidis{rueidisClient(t, addr), c}, append(opts, rediscore.WithPrefix(t.Name()))...)
@@ -573,9 +570,7 @@ type wrapped struct{ redigolib.Conn }
 // TestWrappedConnections uses redigo with connections that hide the methods for contexts and
 // time-outs.
 func TestWrappedConnections(t *testing.T) {
-	if testing.Short() {
-		t.Skip("left out with -short")
-	}
+	skipIfShort(t)
 	t.Parallel()
 	server := redistest.Start(t)
 	wrap := func(options ...redigolib.DialOption) *redigolib.Pool {
@@ -610,7 +605,7 @@ func TestWrappedConnections(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
 		defer cancel()
 		go l.Acquire(ctx, "k", "w", ttl)
-		awaitInbox(t, server)()
+		soon(t, func() bool { return listening(t, server, t.Name()) == 1 })
 		subscribed := server.CommandCount(t)["subscribe"]
 		<-ctx.Done()
 		require.Equal(t, subscribed, server.CommandCount(t)["subscribe"])
@@ -640,9 +635,7 @@ func TestWrappedConnections(t *testing.T) {
 // TestCrowd has a hundred goroutines of one process wait for one lock, through a client with one connection in a slow network.
 // The holder's renewals do not suffer, there is at most one more connection, and all are served.
 func TestCrowd(t *testing.T) {
-	if testing.Short() {
-		t.Skip("left out with -short")
-	}
+	skipIfShort(t)
 	t.Parallel()
 	const crowd = 100
 	each(t, clients.All, func(t *testing.T, a clients.Library) {
@@ -668,7 +661,7 @@ func TestCrowd(t *testing.T) {
 				assert.NoError(t, err)
 			})
 		}
-		awaitQueues(t, server, crowd)
+		soon(t, func() bool { return listening(t, server, "") == crowd }, "not all wait with an inbox")
 		time.Sleep(time.Second)
 		require.NoError(t, holder.Err(), "the holder's lease")
 		list := do(t, server, "CLIENT", "LIST", "TYPE", "pubsub").(string)
@@ -676,17 +669,4 @@ func TestCrowd(t *testing.T) {
 		require.NoError(t, holder.Release())
 		all.Wait()
 	})
-}
-
-// awaitQueues waits until n tokens are in queues, all with an inbox.
-func awaitQueues(t *testing.T, s *redistest.Server, n int) {
-	t.Helper()
-	const count = `local n = 0
-		for _, key in ipairs(redis.call('KEYS', '*dlock1:waiters:*')) do
-			for i, entry in ipairs(redis.call('HVALS', key)) do
-				if entry:match('^%d+ %d+ %d+ [ps]') then n = n + 1 end
-			end
-		end
-		return n`
-	require.Eventually(t, func() bool { return do(t, s, "EVAL", count, "0") == int64(n) }, 2*time.Minute, 100*time.Millisecond, "not all wait with an inbox")
 }

@@ -31,7 +31,7 @@ func TestAdapter(t *testing.T) {
 func dialWith(o redis.UniversalOptions) adaptertest.Dial {
 	return func(t testing.TB, s adaptertest.Settings) (rediscore.Conn, error) {
 		o := o
-		o.Addrs, o.MasterName, o.Password, o.ContextTimeoutEnabled = s.Addrs, s.Master, s.Password, true
+		o.Addrs, o.MasterName, o.ContextTimeoutEnabled = s.Addrs, s.Master, true
 		o.DialTimeout, o.ReadTimeout = max(5*time.Second, s.Timeout), s.Timeout
 		client := redis.NewUniversalClient(&o)
 		t.Cleanup(func() { client.Close() })

@@ -28,7 +28,6 @@ func dial(t testing.TB, s adaptertest.Settings) (rediscore.Conn, error) {
 		MaxIdle: 10,
 		DialContext: func(ctx context.Context) (redis.Conn, error) {
 			return redis.DialContext(ctx, "tcp", s.Addrs[0],
-				redis.DialPassword(s.Password),
 				redis.DialConnectTimeout(max(5*time.Second, s.Timeout)),
 				redis.DialReadTimeout(s.Timeout),
 				redis.DialWriteTimeout(s.Timeout))

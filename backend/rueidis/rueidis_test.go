@@ -31,7 +31,7 @@ func TestAdapter(t *testing.T) {
 func dialWith(option rueidis.ClientOption) adaptertest.Dial {
 	return func(t testing.TB, s adaptertest.Settings) (rediscore.Conn, error) {
 		option := option
-		option.InitAddress, option.Sentinel.MasterSet, option.Password = s.Addrs, s.Master, s.Password
+		option.InitAddress, option.Sentinel.MasterSet = s.Addrs, s.Master
 		option.ConnWriteTimeout, option.Dialer.Timeout = s.Timeout, max(5*time.Second, s.Timeout)
 		client, err := rueidis.NewClient(option)
 		if errors.Is(err, rueidis.ErrNoCache) { // miniredis

@@ -17,8 +17,7 @@
 //
 // TestStress runs one round after the other. Its workers use six locks on one server through all three client libraries.
 // Faults cut, block and slow connections, lose or delay single requests and replies (package faultproxy), restart, suspend and
-// pause the server, make it lose its data and its scripts, cut groups of workers off for good, and cancel a hundred waits at
-// once. A round ends when its time is over and each of these things has happened: by default after one round of 2 s or more.
+// pause the server, make it lose its data and its scripts, and cut groups of workers off for good. A round ends when its time is over and each of these things has happened: by default after one round of 2 s or more.
 // To run for an hour:
 //
 //	DLOCK_REDIS=1 DLOCK_LONG=stress=1h go test -timeout 0 -run TestStress ./backend/stress
@@ -28,12 +27,12 @@
 // TestTopology uses locks on Sentinel (a master, two replicas, three Sentinels) and on a cluster (three
 // masters with a replica each), with go-redis and rueidis, with rediscore.WithReplicas for all replicas
 // of a master and without. redigo knows neither topology. Every 5 s, or when all servers are in their
-// places again, a fault strikes: a master is killed, suspended, cut off from its replicas and
-// Sentinels, replaced on request, or loses slots ([redistest.Bed]). Without WithReplicas, two masters may grant a lock: that is
+// places again, a fault strikes: a master is killed, suspended,
+// replaced on request, or loses slots ([redistest.Bed]). Without WithReplicas, two masters may grant a lock: that is
 // only logged, and a fence is higher if it was requested when the other had been granted. The test also checks that
 //
-//   - no wait took longer than the failover (with WithReplicas: until all replicas were back), the TTL,
-//     and what clients need to find the new master,
+//   - when all servers are in their places again, nobody waits for longer than the TTL, and what clients need to find the new
+//     master,
 //   - a nightly job that several processes start in the middle of a failover, with WithReplicas and WithOutage, runs
 //     once, and none of them fails.
 //

@@ -11,10 +11,10 @@ import (
 	"github.com/dlock-go/dlock/internal/history"
 )
 
-// A wait is one for a lock, in progress or ended.
+// A wait is one for a lock, in progress.
 type wait struct {
 	who, key string
-	from, to time.Duration
+	from     time.Duration
 	failed   string // the last error
 }
 
@@ -32,7 +32,6 @@ type journal struct {
 
 	mu     sync.Mutex
 	waits  map[*wait]bool // in progress
-	waited []*wait
 	seen   map[string]int
 	faults map[time.Duration]string
 	errors []string // of what must never happen
@@ -57,8 +56,6 @@ func (j *journal) waitBegins(who, key string) *wait {
 func (j *journal) waitEnds(w *wait) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	w.to = j.Now()
-	j.waited = append(j.waited, w)
 	delete(j.waits, w)
 }
 

@@ -86,7 +86,6 @@ func onBeds(t *testing.T, part string, beds map[string]func(*testing.T) *load) {
 					library, _, _ := strings.Cut(v.Key, "/")
 					return twoMasters(v) && !exact(library)
 				})
-				l.reportWaits()
 			})
 		}
 	})
@@ -98,15 +97,6 @@ type load struct {
 	*round
 	bed     redistest.Bed
 	clients []*dlock.Client // those with WithReplicas
-	struck  []struck
-}
-
-// A struck is a fault that has struck.
-type struck struct {
-	name     string
-	at       time.Duration // of the journal
-	failover time.Duration // until a replica was master
-	whole    time.Duration // until all servers were in their places again
 }
 
 func newLoad(t *testing.T, bed redistest.Bed) *load {
@@ -152,28 +142,27 @@ func (l *load) strike(d time.Duration) {
 			if time.Now().After(end) {
 				return
 			}
-			s := struck{name: f.Name, at: l.Now()}
+			begun := l.Now()
 			l.fault("%s", f.Name)
 			checkJob := func() {}
 			if f.Name == "killed" {
 				checkJob = l.startNightly()
 			}
-			s.failover = f.Strike(l.t)
-			s.whole = l.Now() - s.at
-			l.struck = append(l.struck, s)
+			failover := f.Strike(l.t)
 			l.fault("all is well")
+			l.t.Logf("at %v, %s: %v until a replica was master, %v until all was well", begun, f.Name, failover, l.Now()-begun)
 			checkJob()
 			l.awaitServed(l.Now())
-			sleep(l.limit, loadPace-(l.Now()-s.at))
+			sleep(l.limit, loadPace-(l.Now()-begun))
 		}
 	}
 }
 
 // awaitServed waits until nobody waits any more for a lock that is held shortly and was asked for before
-// an instant, so that no wait is struck by two faults.
+// an instant, at most for a TTL and what clients need. So no wait is struck by two faults.
 func (l *load) awaitServed(at time.Duration) {
-	awaitNil(l.t, "all to be served", func() error {
-		if left := l.waiting(func(w *wait) bool { return w.from < at && !isLong(w.key) }); len(left) > 0 {
+	awaitNil(l.t, "all to be served", loadTTL+retryLimit, func() error {
+		if left := l.waiting(func(w *wait) bool { return w.from < at && !strings.HasSuffix(w.key, "/long") }); len(left) > 0 {
 			return errors.New(left[0])
 		}
 		return nil
@@ -183,36 +172,12 @@ func (l *load) awaitServed(at time.Duration) {
 // awaitHolds waits until n more holds have begun.
 func (l *load) awaitHolds(n int) {
 	before := l.count("holds")
-	awaitNil(l.t, "holds while a minority is away", func() error {
+	awaitNil(l.t, "holds while a minority is away", calmLimit, func() error {
 		if now := l.count("holds"); now < before+n {
 			return fmt.Errorf("%d, and before %d", now, before)
 		}
 		return nil
 	})
-}
-
-func isLong(key string) bool { return strings.HasSuffix(key, "/long") }
-
-// reportWaits logs what the faults have done, and fails the test for waits that were too long.
-func (l *load) reportWaits() {
-	for _, s := range l.struck {
-		l.t.Logf("at %v, %s: %v until a replica was master, %v until all was well", s.at, s.name, s.failover, s.whole)
-	}
-	for _, w := range l.waited {
-		last := struck{name: "no fault"}
-		for _, s := range l.struck {
-			if s.at <= w.to {
-				last = s
-			}
-		}
-		outage := last.failover
-		if exact(w.who) {
-			outage = last.whole
-		}
-		if took := w.to - w.from; took > outage+loadTTL+retryLimit && !isLong(w.key) {
-			l.t.Errorf("after %s, %v long: %s waited %v for %q", last.name, outage, w.who, took, w.key)
-		}
-	}
 }
 
 // twoMasters reports whether two masters at the same time explain a violation: both grant the lock, and the fences
@@ -226,7 +191,7 @@ func twoMasters(v *history.Violation) bool {
 // killed. The function that it returns checks that the job has run once, and that nobody failed: the others find the key held,
 // because of its minimum hold.
 func (l *load) startNightly() (check func()) {
-	key := fmt.Sprint("nightly", len(l.struck))
+	key := fmt.Sprint("nightly", l.Now())
 	ctx, cancel := context.WithCancel(l.limit)
 	var runs atomic.Int64
 	ended := make(chan error, len(l.clients))
@@ -238,7 +203,7 @@ func (l *load) startNightly() (check func()) {
 		}()
 	}
 	return func() {
-		awaitNil(l.t, "the job to run, and the others to wait", func() error {
+		awaitNil(l.t, "the job to run, and the others to wait", calmLimit, func() error {
 			s, err := l.clients[0].Inspect(ctx, key)
 			if err != nil || s.Waiting+len(ended) < len(l.clients) {
 				return fmt.Errorf("%d have ended, %d wait, %v", len(ended), s.Waiting, err)

@@ -38,7 +38,7 @@ var (
 var wanted = []string{
 	"found held", "served from the queue", "cancelled in the queue", "MaxWait over", "expired", "abandoned",
 	"lost early", "not answered", "detached", "server checked", "led", "permit taken", "sets", "handed over by script",
-	"killed while holding and waiting", "bursts",
+	"killed while holding and waiting",
 	"FLUSHALL", "restart", "scripts forgotten", "server suspended", "server paused",
 	"connections killed: normal", "connections killed: pubsub", "connections cut", "connections refused",
 	"network blocked", "network slow", "reply lost", "request lost", "reply cut", "request late",
@@ -80,13 +80,13 @@ func runRound(t *testing.T, d time.Duration) {
 	c.abandonAll()
 	c.settle()
 	if !t.Failed() {
-		awaitNil(t, "queues to be empty", c.emptyQueues)
+		awaitNil(t, "queues to be empty", calmLimit, c.emptyQueues)
 		for _, lib := range clients.All {
 			c.serveAll(lib)
 		}
 	}
 	c.closeAll()
-	awaitNil(t, "connections of subscribers to end", func() error {
+	awaitNil(t, "connections of subscribers to end", calmLimit, func() error {
 		if list := c.do("CLIENT", "LIST", "TYPE", "pubsub"); list != "" {
 			return fmt.Errorf("%s", list)
 		}
@@ -226,7 +226,6 @@ var faults = []struct {
 	}},
 	{"", 3, (*chaos).delay},
 	{"", 3, (*chaos).crash},
-	{"", 1, (*chaos).burst},
 }
 
 // run injects faults of all kinds until c.on ends: each kind once quickly, then at the
@@ -372,32 +371,6 @@ func (c *chaos) crash() {
 	})
 }
 
-// burst starts a hundred waits for one lock, and cancels them together.
-func (c *chaos) burst() {
-	lib, p := clients.All[rand.IntN(len(clients.All))], c.proxy()
-	c.wg.Go(func() {
-		locker, closeAll, err := patiently(c.on, openWith(lib, clients.At(p.Addr())))
-		if err != nil {
-			return
-		}
-		defer closeAll()
-		client := dlock.New(locker, dlock.WithOwner("burst"), dlock.WithTTL(300*time.Millisecond))
-		defer client.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), rand.N(300*time.Millisecond))
-		defer cancel()
-		var waits sync.WaitGroup
-		for range 100 {
-			waits.Go(func() {
-				if lease, err := client.Acquire(ctx, "key0"); err == nil {
-					_ = lease.Release()
-				}
-			})
-		}
-		waits.Wait()
-		c.happened("bursts")
-	})
-}
-
 const calmLimit = 2 * time.Minute // until all are served when the faults have ended
 
 // A round is one run of workers while faults strike the servers.
@@ -449,7 +422,7 @@ func (r *round) closeAll() {
 	r.giveUp()
 	r.workers.close()
 	for _, args := range [][]string{{"KEYS", "*"}, {"PUBSUB", "CHANNELS", "*dlock1*"}, {"PUBSUB", "SHARDCHANNELS", "*dlock1*"}} {
-		awaitNil(r.t, strings.Join(args, " ")+" to be empty", func() error {
+		awaitNil(r.t, strings.Join(args, " ")+" to be empty", calmLimit, func() error {
 			for _, m := range r.masters() {
 				reply, err := m.Do(args...)
 				if _, old := err.(redistest.Error); old { // before Redis 7 there are no shard channels
@@ -507,14 +480,16 @@ func lasts(t *testing.T, part string, otherwise time.Duration) time.Duration {
 func watchGoroutines(t *testing.T) (await func()) {
 	attend := goleak.IgnoreAnyFunction("github.com/dlock-go/dlock/internal/redistest.(*process).attend")
 	current := goleak.IgnoreCurrent()
-	return func() { awaitNil(t, "goroutines to end", func() error { return goleak.Find(current, attend) }) }
+	return func() {
+		awaitNil(t, "goroutines to end", calmLimit, func() error { return goleak.Find(current, attend) })
+	}
 }
 
-// awaitNil waits until f returns nil.
-func awaitNil(t *testing.T, what string, f func() error) {
+// awaitNil waits until f returns nil, which must be within a time.
+func awaitNil(t *testing.T, what string, within time.Duration, f func() error) {
 	t.Helper()
 	err := f()
-	for limit := time.Now().Add(calmLimit); err != nil && time.Now().Before(limit); err = f() {
+	for limit := time.Now().Add(within); err != nil && time.Now().Before(limit); err = f() {
 		time.Sleep(10 * time.Millisecond)
 	}
 	if err != nil {

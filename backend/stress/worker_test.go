@@ -115,6 +115,14 @@ func (q *queued) Acquire(ctx context.Context, key, token string, ttl time.Durati
 	return a, err
 }
 
+func (q *queued) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
+	l, ok := q.Locker.(dlock.SetAcquirer)
+	if !ok {
+		return nil, errors.ErrUnsupported
+	}
+	return l.TryAcquireSet(ctx, set)
+}
+
 // A worker acquires and releases locks at random, in all the ways that a Client has.
 type worker struct {
 	*workerGroup
@@ -159,7 +167,7 @@ func (w *worker) anything(int) {
 	case n < 62:
 		lease, use = w.permit(), w.holdBelow(20*time.Millisecond)
 	case n < 67:
-		w.set(w.keys)
+		w.set([]string{"set0", "set1", "set2", "set3"})
 	default:
 		lease, use = w.acquire(w.limit, w.client, key), w.holdBelow(10*time.Millisecond)
 	}

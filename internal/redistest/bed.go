@@ -3,7 +3,6 @@ package redistest
 import (
 	"fmt"
 	"math/rand/v2"
-	"regexp"
 	"slices"
 	"testing"
 	"time"
@@ -92,15 +91,13 @@ type failoverBed interface {
 	Bed
 	AwaitFailover(t testing.TB, master *Server) (successor *Server)
 	StepDown(t testing.TB, master *Server)
-	cutOff(t testing.TB, master *Server) (undo func())
 	comeBack(t testing.TB, killed *Server) // as a replica
 	awaitWhole(t testing.TB)               // all nodes run, and each knows its place
 }
 
 // failovers returns the faults after which a replica takes the place of a master: the master is killed,
-// and comes back as a replica; it is suspended, and resumed after it was replaced; it is cut off from the
-// others, but not from clients that are connected; and it steps down. In the last three, it takes itself
-// for a master until another has told it otherwise.
+// and comes back as a replica; it is suspended, and resumed after it was replaced; and it steps down. In the last two, it
+// takes itself for a master until another has told it otherwise.
 func failovers(b failoverBed) []Fault {
 	return []Fault{
 		failover(b, "killed", func(t testing.TB, master *Server) (undo func()) {
@@ -116,7 +113,6 @@ func failovers(b failoverBed) []Fault {
 				master.Resume()
 			}
 		}),
-		failover(b, "cut off", b.cutOff),
 		failover(b, "stepped down", func(t testing.TB, master *Server) (undo func()) {
 			t.Helper()
 			b.StepDown(t, master)
@@ -153,32 +149,3 @@ func addrs(servers []*Server) []string {
 	}
 	return addrs
 }
-
-// cutOff parts the server from its replicas and from Sentinels, as a network that splits does: their
-// connections end, and nobody can connect. Clients that are connected go on, and so does the bus of
-// a Cluster. The function that it returns ends this.
-func (s *Server) cutOff(t testing.TB) (rejoin func()) {
-	t.Helper()
-	c, err := s.connect()
-	check(t, err)
-	t.Cleanup(func() { c.Close() })
-	check(t, c.SetDeadline(time.Time{}))
-	do := func(args ...string) any {
-		t.Helper()
-		reply, err := c.do(args...)
-		check(t, err)
-		return reply
-	}
-	limit := do("CONFIG", "GET", "maxclients").([]any)[1].(string)
-	do("CONFIG", "SET", "maxclients", "1")
-	for _, m := range peer.FindAllStringSubmatch(do("CLIENT", "LIST").(string), -1) {
-		do("CLIENT", "KILL", "ID", m[1])
-	}
-	return func() {
-		t.Helper()
-		do("CONFIG", "SET", "maxclients", limit)
-	}
-}
-
-// peer matches the line of CLIENT LIST of a replica or a Sentinel.
-var peer = regexp.MustCompile(`(?m)^id=(\d+) .*( name=sentinel-| flags=S)`)

@@ -91,15 +91,6 @@ func (c *Cluster) StepDown(t testing.TB, master *Server) {
 	})
 }
 
-// cutOff leaves the bus, so the master is not replaced before it is killed a little later.
-func (c *Cluster) cutOff(t testing.TB, master *Server) (undo func()) {
-	t.Helper()
-	master.cutOff(t)
-	time.Sleep(lateness)
-	master.Kill()
-	return master.Restart
-}
-
 func (c *Cluster) comeBack(_ testing.TB, killed *Server) { killed.Restart() }
 
 func (c *Cluster) awaitWhole(t testing.TB) {

@@ -34,53 +34,35 @@ func (s *Server) Do(args ...string) (any, error) {
 }
 
 func (s *Server) exchange(args []string) (any, error) {
-	c, err := s.connect()
-	if err != nil {
-		return nil, err
-	}
-	defer c.Close()
-	reply, err := c.do(args...)
-	if err == nil {
-		c.CloseWrite()
-		io.Copy(io.Discard, c.replies) // until the server has closed it too
-	}
-	return reply, err
-}
-
-// A conn is a connection to a server.
-type conn struct {
-	*net.TCPConn
-	replies *bufio.Reader
-}
-
-func (s *Server) connect() (*conn, error) {
 	end := time.Now().Add(s.limit)
 	nc, err := (&net.Dialer{Deadline: end}).Dial("tcp4", s.Addr())
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{nc.(*net.TCPConn), bufio.NewReader(nc)}
-	err = c.SetDeadline(end)
-	if err == nil && s.password != "" {
-		_, err = c.do("AUTH", s.password)
-	}
-	if err != nil {
-		c.Close()
+	defer nc.Close()
+	if err := nc.SetDeadline(end); err != nil {
 		return nil, err
 	}
-	return c, nil
-}
-
-// do sends a command, and returns the reply. The error is an Error if that is the reply.
-func (c *conn) do(args ...string) (any, error) {
-	if _, err := io.WriteString(c, encode(args)); err != nil {
-		return nil, err
+	replies := bufio.NewReader(nc)
+	commands := [][]string{args}
+	if s.password != "" {
+		commands = [][]string{{"AUTH", s.password}, args}
 	}
-	reply, err := decode(c.replies)
-	if refused, ok := reply.(Error); ok {
-		return nil, refused
+	var reply any
+	for _, command := range commands {
+		if _, err := io.WriteString(nc, encode(command)); err != nil {
+			return nil, err
+		}
+		if reply, err = decode(replies); err != nil {
+			return nil, err
+		}
+		if refused, ok := reply.(Error); ok {
+			return nil, refused
+		}
 	}
-	return reply, err
+	nc.(*net.TCPConn).CloseWrite()
+	io.Copy(io.Discard, replies) // until the server has closed it too
+	return reply, nil
 }
 
 // encode and decode speak RESP2, https://redis.io/docs/latest/develop/reference/protocol-spec/.
@@ -147,13 +129,12 @@ func (s *Server) Keys(t testing.TB) []string {
 func (s *Server) CommandCount(t testing.TB) map[string]int64 {
 	t.Helper()
 	counts := make(map[string]int64)
-	info, err := s.info("commandstats")
-	check(t, err)
-	for stat, value := range info {
+	for stat, value := range s.Info(t, "commandstats") {
 		name, _ := strings.CutPrefix(stat, "cmdstat_")
 		calls, _, _ := strings.Cut(strings.TrimPrefix(value, "calls="), ",")
-		counts[name], err = strconv.ParseInt(calls, 10, 64)
+		n, err := strconv.ParseInt(calls, 10, 64)
 		check(t, err)
+		counts[name] = n
 	}
 	return counts
 }
@@ -165,7 +146,14 @@ func (s *Server) Slot(t testing.TB, key string) int {
 	return int(must[int64](t, s, "CLUSTER", "KEYSLOT", key))
 }
 
-// info returns one section of INFO, by field.
+// Info returns one section of INFO, by field.
+func (s *Server) Info(t testing.TB, section string) map[string]string {
+	t.Helper()
+	info, err := s.info(section)
+	check(t, err)
+	return info
+}
+
 func (s *Server) info(section string) (map[string]string, error) {
 	reply, err := s.Do("INFO", section)
 	if err != nil {

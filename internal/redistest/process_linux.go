@@ -14,9 +14,7 @@ const (
 )
 
 // dieWithParent makes the kernel kill the process when the thread that started it ends.
-func dieWithParent(cmd *exec.Cmd) {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-}
+func dieWithParent(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }
 
 // stopped reports whether the process is suspended. Its state follows its name
 // in parentheses, proc_pid_stat(5).

@@ -16,7 +16,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"regexp"
@@ -33,7 +32,6 @@ const (
 	replyLimit = 5 * time.Second      // for one Do
 	poll       = 5 * time.Millisecond // between two checks of a server
 	host       = "127.0.0.1"          // of every server
-	attempts   = 20                   // to start on a port that no other process takes
 )
 
 // A Server is one running server. Its methods are safe for concurrent use, but a method with a
@@ -48,7 +46,6 @@ type Server struct {
 	dir      string
 	password string
 	port     int
-	claim    net.PacketConn
 	limit    time.Duration // of one Do
 	role     []string      // arguments that say whose replica it is since restartAsReplica
 
@@ -73,7 +70,11 @@ func start(t testing.TB, config string, args []string, env ...string) *Server {
 	t.Helper()
 	s := &Server{t: t, program: find(t), config: config, args: args, env: env, dir: t.TempDir(), limit: replyLimit}
 	s.password = option(args, "--requirepass")
-	if err := s.open(); err != nil {
+	claim, port, err := freeport.Claim()
+	check(t, err)
+	t.Cleanup(func() { claim.Close() })
+	s.port = port
+	if err := s.launch(); err != nil {
 		t.Fatalf("redistest: %s does not start: %v", s.program, err)
 	}
 	t.Cleanup(s.close)
@@ -158,23 +159,6 @@ func (s *Server) restartAsReplica(of *Server) {
 	s.Restart()
 }
 
-// open starts the server on a port that nobody else has.
-func (s *Server) open() (err error) {
-	for range attempts {
-		if s.claim, s.port, err = freeport.Claim(); err != nil {
-			return err
-		}
-		if err = s.launch(); err == nil {
-			return nil
-		}
-		s.claim.Close()
-		if !errors.Is(err, errPortTaken) {
-			return err
-		}
-	}
-	return err
-}
-
 // launch starts the process on s.port and waits until it answers. After an
 // error there is no new process.
 func (s *Server) launch() error {
@@ -251,7 +235,6 @@ func (s *Server) close() {
 	defer s.mu.Unlock()
 	s.closed = true
 	s.report("killing", s.proc.kill())
-	s.claim.Close()
 }
 
 func check(t testing.TB, err error) {

@@ -82,37 +82,6 @@ func TestStartAhead(t *testing.T) {
 	}
 }
 
-// A server is killed, also while it is suspended, and is empty when it has started again.
-func TestEnds(t *testing.T) {
-	t.Parallel()
-	s := Start(t)
-	for name, end := range map[string]func(){"kill": s.Kill, "suspend": s.Suspend, "nothing": func() {}} {
-		for _, suspended := range []bool{false, true} {
-			do(t, s, "SET", "a", "1")
-			require.Equal(t, []string{"a"}, s.Keys(t))
-			addr := s.Addr()
-			if suspended {
-				s.Suspend()
-			}
-			if end(); name == "kill" {
-				require.False(t, s.proc.running())
-				require.False(t, s.alive())
-				_, err := s.Do("PING")
-				require.ErrorContains(t, err, "refused")
-				require.ErrorContains(t, s.proc.err, "killed")
-				end() // again, which is harmless
-			}
-			s.Restart()
-			require.Equal(t, addr, s.Addr())
-			require.Empty(t, s.Keys(t))
-		}
-	}
-	kept := Start(t, "--appendonly", "yes", "--appendfsync", "always")
-	do(t, kept, "SET", "a", "1")
-	kept.Restart()
-	require.Equal(t, []string{"a"}, kept.Keys(t), "what the arguments persist")
-}
-
 func TestRestartWaitsForThePort(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
@@ -131,33 +100,6 @@ func TestRestartWaitsForThePort(t *testing.T) {
 	time.AfterFunc(200*time.Millisecond, func() { l.Close() })
 	s.Restart()
 	require.Equal(t, "PONG", do(t, s, "PING"))
-}
-
-func TestSuspendAndResume(t *testing.T) {
-	t.Parallel()
-	s := Start(t)
-	require.True(t, s.alive())
-	s.limit = 100 * time.Millisecond
-	for range 10 {
-		s.Suspend()
-		require.False(t, s.alive())
-	}
-	s.limit = time.Second // so that the command is sent in time
-	begin := time.Now()
-	_, err := s.Do("INCR", "n")
-	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
-	require.GreaterOrEqual(t, time.Since(begin), s.limit)
-	require.Less(t, time.Since(begin), s.limit+20*time.Second)
-
-	s.limit = replyLimit
-	s.Resume()
-	require.True(t, s.alive())
-	await(t, func() error {
-		if n, err := s.Do("GET", "n"); n != "1" {
-			return fmt.Errorf("the command that timed out: got %v, %v, want 1", n, err)
-		}
-		return nil
-	})
 }
 
 // A recorder is a test that may fail.
@@ -277,29 +219,4 @@ func strikeAll(t *testing.T, bed Bed) {
 		}
 		require.Equal(t, keys, n, f.Name)
 	}
-}
-
-func TestCutOff(t *testing.T) {
-	t.Parallel()
-	master := Start(t)
-	replica := StartReplica(t, master)
-	c, err := master.connect()
-	require.NoError(t, err)
-	defer c.Close()
-	rejoin := master.cutOff(t)
-	await(t, func() error {
-		if replica.inSync() == nil {
-			return fmt.Errorf("the replica is still connected")
-		}
-		return nil
-	})
-	_, err = c.do("SET", "a", "1")
-	require.NoError(t, err)
-	_, err = master.Do("PING")
-	require.Error(t, err)
-	require.Empty(t, replica.Keys(t))
-
-	rejoin()
-	await(t, replica.inSync)
-	require.Equal(t, []string{"a"}, replica.Keys(t))
 }

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"testing"
-	"time"
 )
 
 // Sentinels are a master with two replicas, and three Sentinels that watch them. Two Sentinels must
@@ -57,9 +56,8 @@ func StartSentinel(t testing.TB, master *Server, name string, quorum int) *Serve
 	config := filepath.Join(t.TempDir(), "sentinel.conf") // the Sentinel writes to it
 	check(t, os.WriteFile(config, []byte(text), 0o600))
 	s := start(t, config, []string{"--sentinel"})
-	info, err := master.info("replication")
-	check(t, err)
-	await(t, func() error { return s.watches(master, name, info["connected_slaves"]) })
+	replicas := master.Info(t, "replication")["connected_slaves"]
+	await(t, func() error { return s.watches(master, name, replicas) })
 	return s
 }
 
@@ -128,15 +126,6 @@ func (s *Sentinels) StepDown(t testing.TB, _ *Server) {
 		_, err := s.Sentinels[0].Do("SENTINEL", "FAILOVER", s.Name)
 		return err
 	})
-}
-
-func (s *Sentinels) cutOff(t testing.TB, master *Server) (undo func()) {
-	t.Helper()
-	rejoin := master.cutOff(t)
-	return func() {
-		time.Sleep(lateness)
-		rejoin()
-	}
 }
 
 // comeBack makes the server a replica from the beginning: nobody mistakes it for a master without data.

@@ -33,10 +33,9 @@ type Dial func(t testing.TB, s Settings) (rediscore.Conn, error)
 // Settings are those of a client, beside the ones that the package documentation asks
 // for.
 type Settings struct {
-	Addrs    []string // of one server, of the nodes of a cluster, or of Sentinels
-	Master   string   // what Sentinels call it
-	Password string
-	Timeout  time.Duration // of a command; 0: that of the library
+	Addrs   []string      // of one server, of the nodes of a cluster, or of Sentinels
+	Master  string        // what Sentinels call it
+	Timeout time.Duration // of a command; 0: that of the library
 }
 
 // An Adapter is a backend under test.
