@@ -76,7 +76,7 @@ func TestReplicatedCommandsAsRedis(t *testing.T) {
 		after := p.info("master_repl_offset")
 		require.Equal(t, before[0] != after[0], before[1] != after[1], "seed %d: %q moves the offset", seed, call)
 	}
-	for seed := range sequences(20) {
+	for seed := range sequences(40) {
 		p.restart()
 		r := rand.New(rand.NewPCG(seed, 4))
 		for range 100 {
