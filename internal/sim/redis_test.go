@@ -275,18 +275,14 @@ func content(do func(args ...any) any, name string) []any {
 	kind := do("TYPE", name)
 	call := map[any][]any{"string": {"GET", name}, "hash": {"HGETALL", name}, "zset": {"ZRANGE", name, "0", "-1", "WITHSCORES"}}[kind]
 	value := coarse(do(call...))
-	if kind == "hash" {
-		value = pairs(value.([]any))
+	if kind == "hash" { // whose fields have no order
+		fields := make(map[any]any)
+		for pair := range slices.Chunk(value.([]any), 2) {
+			fields[pair[0]] = pair[1]
+		}
+		value = fields
 	}
 	return []any{kind, coarse(do("PTTL", name)), value}
-}
-
-func pairs(all []any) map[any]any {
-	m := make(map[any]any)
-	for pair := range slices.Chunk(all, 2) {
-		m[pair[0]] = pair[1]
-	}
-	return m
 }
 
 // A twinConn is a Conn of twins. Both get each call, one after the other, and must answer alike.
