@@ -507,7 +507,7 @@ func followers(level []branch) iter.Seq[[]deviation] {
 
 // explore runs a schedule that is known, if there is one, and then all schedules with at most so many deviations, those with
 // the fewest first, until a property is broken: schedules with bounded delays, as Emmi, Qadeer and Rakamaric have them
-// ("Delay-Bounded Scheduling", 2011). Of those with two, it runs every fourth, unless large is set. Those with the most
+// ("Delay-Bounded Scheduling", 2011). Of those with two, it runs every eighth, unless large is set. Those with the most
 // are not kept: they are millions.
 func explore(t *testing.T, c *config, known []deviation) (f found) {
 	defer chance.Seed(1)()
@@ -533,7 +533,7 @@ func explore(t *testing.T, c *config, known []deviation) (f found) {
 		var next []branch
 		n := 0
 		for d := range followers(level) {
-			if n++; depth == 2 && !*large && n%4 != 1 {
+			if n++; depth == 2 && !*large && n%8 != 1 {
 				continue
 			}
 			b := try(d)
