@@ -250,11 +250,7 @@ func TestHeldMessages(t *testing.T) {
 		subscription := conn.Hold(t, func(t sim.Trip) bool { return t.Calls == nil })
 		var heard []string
 		go conn.Listen(t.Context(), "c", true, func(e rediscore.Event) { heard = append(heard, e.Payload) })
-		publish := func(text string) int64 {
-			count, err := server.Do("SPUBLISH", "c", text)
-			require.NoError(t, err)
-			return count.(int64)
-		}
+		publish := func(text string) int64 { return doing(t, server)("SPUBLISH", "c", text).(int64) }
 		subscription.Await()
 		require.Zero(t, publish("early"))
 		subscription.Answer()

@@ -260,6 +260,7 @@ func (w *twins) do(args ...any) any {
 // doing returns a function that executes commands.
 func doing(t *testing.T, s *sim.Server) func(args ...any) any {
 	return func(args ...any) any {
+		t.Helper()
 		texts := make([]string, len(args))
 		for i, a := range args {
 			texts[i] = a.(string)
