@@ -154,13 +154,12 @@ func TestRedirections(t *testing.T) {
 		return fmt.Sprintf("%s %d node%d:6379", kind, rediscore.Slot("{k}"), slices.Index(c.Nodes, to))
 	}
 	put(t, from, "{k}", "v")
-	_, err := from.Do("SET", "{k}2", "v", "PX", "1000")
-	require.NoError(t, err)
+	doing(t, from)("SET", "{k}2", "v", "PX", "1000")
 	assert.Equal(t, "served", eval(from, "{k}", "{k}2", "{k}3"))
 	assert.Equal(t, "CROSSSLOT Keys in request don't hash to the same slot", eval(from, "{k}", "k2"))
 	assert.Equal(t, say("MOVED", from), eval(to, "{k}"))
 	assert.Equal(t, say("MOVED", from), eval(replica, "{k}"))
-	_, err = to.Subscribe("{k}", true)
+	_, err := to.Subscribe("{k}", true)
 	assert.EqualError(t, err, say("MOVED", from))
 	var inboxes []*sim.Subscription
 	for _, s := range []*sim.Server{from, replica} {
@@ -175,9 +174,7 @@ func TestRedirections(t *testing.T) {
 	m := c.Migrate("{k}", to)
 	m.MoveKeys("{k}2")
 	assert.Empty(t, get(t, replica, "{k}2"), "replicas hear of keys that moved")
-	left, err := heir.Do("PTTL", "{k}2")
-	require.NoError(t, err)
-	assert.InDelta(t, time.Hour.Milliseconds()+1000, left, 500, "the clock of the replica is an hour behind")
+	assert.InDelta(t, time.Hour.Milliseconds()+1000, doing(t, heir)("PTTL", "{k}2"), 500, "the clock of the replica is an hour behind")
 	assert.Equal(t, "served", eval(from, "{k}"))
 	assert.Equal(t, say("ASK", to), eval(from, "{k}2"))
 	assert.Equal(t, "TRYAGAIN Multiple keys request during rehashing of slot", eval(from, "{k}", "{k}2"))

@@ -243,16 +243,13 @@ func (s *Server) hSet(args []string) (any, error) {
 
 func (s *Server) hMGet(args []string) (any, error) {
 	h, err := kept[map[string]string](s, args[0], nil)
-	if err != nil {
-		return nil, err
-	}
 	all := make([]any, len(args)-1)
 	for i, field := range args[1:] {
 		if v, ok := h[field]; ok {
 			all[i] = v
 		}
 	}
-	return all, nil
+	return all, err
 }
 
 func (s *Server) hGetAll(args []string) (any, error) {

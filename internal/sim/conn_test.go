@@ -198,22 +198,6 @@ func TestCloseEndsAll(t *testing.T) {
 	})
 }
 
-// The shard channel of a name is not the channel of that name.
-func TestShardChannels(t *testing.T) {
-	s := sim.NewServer()
-	plain, err := s.Subscribe("c", false)
-	require.NoError(t, err)
-	shard, err := s.Subscribe("c", true)
-	require.NoError(t, err)
-	n, err := s.Do("SPUBLISH", "c", "m")
-	require.NoError(t, err)
-	assert.Equal(t, int64(1), n)
-	assert.Empty(t, plain.Take())
-	messages := shard.Take()
-	require.Len(t, messages, 1)
-	assert.Equal(t, "m", messages[0].Text)
-}
-
 // A test that holds a call back says when it arrives, how often, and what the caller gets.
 func TestHeldCalls(t *testing.T) {
 	lost := errors.New("lost")
@@ -255,19 +239,18 @@ func TestHeldCalls(t *testing.T) {
 	}
 }
 
-// A message and a subscription can be held back too, and a message can come twice.
+// A message and a subscription can be held back too, and a message can come twice. The shard channel of a name is not the
+// channel of that name.
 func TestHeldMessages(t *testing.T) {
 	bubble.Test(t, func(t *testing.T) {
 		server := sim.NewServer()
 		_, conn := dial(t, server)
+		plain, err := server.Subscribe("c", false)
+		require.NoError(t, err)
 		subscription := conn.Hold(t, func(t sim.Trip) bool { return t.Calls == nil })
 		var heard []string
 		go conn.Listen(t.Context(), "c", true, func(e rediscore.Event) { heard = append(heard, e.Payload) })
-		publish := func(text string) int64 {
-			count, err := server.Do("SPUBLISH", "c", text)
-			require.NoError(t, err)
-			return count.(int64)
-		}
+		publish := func(text string) int64 { return doing(t, server)("SPUBLISH", "c", text).(int64) }
 		subscription.Await()
 		require.Zero(t, publish("early"))
 		subscription.Answer()
@@ -277,5 +260,6 @@ func TestHeldMessages(t *testing.T) {
 		first.Deliver()
 		first.Deliver()
 		assert.Equal(t, []string{"", "second", "first", "first"}, heard)
+		assert.Empty(t, plain.Take())
 	})
 }

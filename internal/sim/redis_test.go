@@ -121,20 +121,7 @@ func hide(n int64) any {
 	return n / israce.Slower
 }
 
-// Random commands, many of which are wrong.
-func TestCommandsAsRedis(t *testing.T) {
-	w := newTwins(t)
-	for seed := range sequences(40) {
-		w.restart()
-		r := rand.New(rand.NewPCG(seed, 1))
-		for range 100 {
-			key, call := randomCommand(r)
-			real, simulated := w.eval("return redis.pcall(unpack(ARGV))", []string{key}, call)
-			require.Equal(t, real, simulated, "seed %d: %q", seed, call)
-		}
-	}
-}
-
+// randomCommand draws a command, which is often wrong.
 func randomCommand(r *rand.Rand) (key string, call []string) {
 	values := []string{"a", "b", "7", "-1", "0", "1.5", "", "x y", "100000", "9223372036854775807"}
 	ranks := []string{"0", "1", "-1", "-2", "5", "x"}
@@ -273,6 +260,7 @@ func (w *twins) do(args ...any) any {
 // doing returns a function that executes commands.
 func doing(t *testing.T, s *sim.Server) func(args ...any) any {
 	return func(args ...any) any {
+		t.Helper()
 		texts := make([]string, len(args))
 		for i, a := range args {
 			texts[i] = a.(string)
@@ -288,18 +276,14 @@ func content(do func(args ...any) any, name string) []any {
 	kind := do("TYPE", name)
 	call := map[any][]any{"string": {"GET", name}, "hash": {"HGETALL", name}, "zset": {"ZRANGE", name, "0", "-1", "WITHSCORES"}}[kind]
 	value := coarse(do(call...))
-	if kind == "hash" {
-		value = pairs(value.([]any))
+	if kind == "hash" { // whose fields have no order
+		fields := make(map[any]any)
+		for pair := range slices.Chunk(value.([]any), 2) {
+			fields[pair[0]] = pair[1]
+		}
+		value = fields
 	}
 	return []any{kind, coarse(do("PTTL", name)), value}
-}
-
-func pairs(all []any) map[any]any {
-	m := make(map[any]any)
-	for pair := range slices.Chunk(all, 2) {
-		m[pair[0]] = pair[1]
-	}
-	return m
 }
 
 // A twinConn is a Conn of twins. Both get each call, one after the other, and must answer alike.
@@ -378,4 +362,57 @@ func sequences(n uint64) uint64 {
 		return v
 	}
 	return n / israce.Slower
+}
+
+// What a full server refuses, and one whose user lacks rights, and what the scripts that ran until then
+// have written.
+func TestRefusalsAsRedis(t *testing.T) {
+	w := newTwins(t)
+	config := func(args ...any) {
+		t.Helper()
+		require.NoError(t, w.redis.Do(t.Context(), args...).Err(), "%q", args)
+	}
+	scripts := []string{
+		"return redis.call('SET', 'k', 1)", "return redis.call('HSET', 'h', 'f', 1)", "return redis.call('ZADD', 'z', 1, 'm')",
+		"return redis.call('GET', 'k')", "return redis.call('DEL', 'k')", "return redis.call('PEXPIRE', 'k', 100000)", "return redis.call('HDEL', 'h', '')",
+		"redis.call('HDEL', 'none', '') return redis.call('SET', 'k', 2)", "redis.call('DEL', 'none') return redis.call('ZADD', 'z', 2, 'm2')",
+		"redis.call('GET', 'k') return redis.call('SET', 'k', 3)", "redis.call('HDEL', 'none', '') return redis.call('HSET', 'h', 'g', 4)",
+		"return redis.pcall('SET', 'k', 5)", "return {pcall(redis.call, 'SET', 'k', 6)}", "return redis.call('PUBLISH', 'c', 'm')", "return redis.call('PUBSUB', 'NUMSUB', 'c')[2]",
+		"redis.call('HSET', 'h', 'late', 1) return redis.call('ZADD', 'z', 7, 'late')", "return redis.pcall('PUBSUB', 'NUMSUB', 'c')[2]",
+	}
+	const state = "return {redis.call('GET', 'k'), redis.call('HMGET', 'h', 'f', 'g', 'late'), redis.call('ZRANGE', 'z', 0, -1, 'WITHSCORES')}"
+	for name, c := range map[string]struct {
+		real, back []any
+		simulated  sim.Faults
+	}{
+		"full": {[]any{"CONFIG", "SET", "maxmemory", "1"}, []any{"CONFIG", "SET", "maxmemory", "0"}, sim.Faults{Full: true}},
+		"no rights": {
+			[]any{"ACL", "SETUSER", "default", "-set", "-zadd", "-publish", "-pubsub", "-hdel"}, []any{"ACL", "SETUSER", "default", "+@all"},
+			sim.Faults{Commands: map[string]string{"SET": noRight, "ZADD": noRight, "PUBLISH": noRight, "PUBSUB": noRight, "HDEL": noRight}},
+		},
+	} {
+		w.restart()
+		for _, script := range scripts {
+			config(c.real...)
+			w.sim.SetFaults(c.simulated)
+			real, simulated := w.eval(script, []string{"k"}, nil)
+			require.Equal(t, alike(real), alike(simulated), "%s: %s", name, script)
+			config(c.back...)
+			w.sim.SetFaults(sim.Faults{})
+			real, simulated = w.eval(state, []string{"k"}, nil)
+			require.Equal(t, real, simulated, "%s, after %s", name, script)
+		}
+	}
+}
+
+const noRight = "ERR The user executing the script can't run this command or subcommand"
+
+// alike is a result with the same words for each version of the server.
+func alike(result string) string {
+	for _, words := range []string{"The user executing the script", "ACL failure in script"} {
+		if strings.Contains(result, words) {
+			return "no right"
+		}
+	}
+	return result
 }

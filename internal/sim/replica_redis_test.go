@@ -76,7 +76,7 @@ func TestReplicatedCommandsAsRedis(t *testing.T) {
 		after := p.info("master_repl_offset")
 		require.Equal(t, before[0] != after[0], before[1] != after[1], "seed %d: %q moves the offset", seed, call)
 	}
-	for seed := range sequences(20) {
+	for seed := range sequences(40) {
 		p.restart()
 		r := rand.New(rand.NewPCG(seed, 4))
 		for range 100 {
@@ -145,15 +145,15 @@ func (w *twins) locker(n int, timeout time.Duration) (*rediscore.Locker, *waitin
 	return l, conn
 }
 
-// waits compares the reply to WAIT behind the call of a client that waits for n replicas. A real replica may
+// waits compares the reply to WAIT, which begins with want, behind the call of a client that waits for n replicas. A real replica may
 // need longer than the time-out, which then is doubled.
 func (w *twins) waits(n int, timeout time.Duration, want string, call func(l *rediscore.Locker)) {
 	w.t.Helper()
 	for {
 		l, conn := w.locker(n, timeout)
-		if call(l); conn.real == want || timeout > time.Minute {
-			require.Equal(w.t, want, conn.real)
-			require.Equal(w.t, want, conn.simulated)
+		if call(l); strings.HasPrefix(conn.real, want) || timeout > time.Minute {
+			require.Regexp(w.t, "^"+want, conn.real)
+			require.Equal(w.t, conn.real, conn.simulated)
 			return
 		}
 		timeout *= 2
@@ -170,7 +170,7 @@ func TestWaitAsRedis(t *testing.T) {
 	const soon, late = 20 * time.Millisecond, time.Minute
 	p.waits(1, late, "1", acquire)
 	p.waits(2, soon, "1", acquire)
-	p.replica.waits(1, late, errWaitOnReplica, acquire)
+	p.replica.waits(1, late, "ERR WAIT cannot be used with replica instances", acquire)
 	p.process.Suspend()
 	p.replica.sim.SetLink(sim.Link{Cut: true})
 	p.waits(1, soon, "0", acquire)
@@ -185,11 +185,6 @@ func TestWaitAsRedis(t *testing.T) {
 	p.replica.sim.SetLink(sim.Link{})
 	p.waits(1, late, "1", acquire)
 }
-
-const (
-	errWaitOnReplica = "ERR WAIT cannot be used with replica instances. Please also note that since Redis 4.0 if a replica is configured to be writable (which is not the default) writes to replicas are just local and are not propagated."
-	errUnblocked     = "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)"
-)
 
 // states returns what both sides say of the replication, with numbers in place of IDs.
 func (p *pair) states() (states [2]string) {
@@ -258,7 +253,8 @@ func TestPromotionAsRedis(t *testing.T) {
 	p.do("REPLICAOF", host, port)
 	p.sim.Follow(p.replica.sim)
 	waiting.Wait()
-	require.Equal(t, []string{errUnblocked, errUnblocked}, []string{conn.real, conn.simulated})
+	require.Regexp(t, "^UNBLOCKED", conn.real)
+	require.Equal(t, conn.real, conn.simulated)
 	require.Eventually(t, func() bool {
 		return strings.Contains(p.do("INFO", "replication").(string), "master_link_status:up")
 	}, 10*time.Second, time.Millisecond)

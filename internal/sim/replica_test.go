@@ -37,17 +37,11 @@ func dialWith(t *testing.T, s *sim.Server, fate func(sim.Trip) sim.Fate, opts ..
 // get returns the text at a key, or "".
 func get(t *testing.T, s *sim.Server, key string) string {
 	t.Helper()
-	v, err := s.Do("GET", key)
-	require.NoError(t, err)
-	text, _ := v.(string)
+	text, _ := doing(t, s)("GET", key).(string)
 	return text
 }
 
-func put(t *testing.T, s *sim.Server, key, value string) {
-	t.Helper()
-	_, err := s.Do("SET", key, value)
-	require.NoError(t, err)
-}
+func put(t *testing.T, s *sim.Server, key, value string) { doing(t, s)("SET", key, value) }
 
 // A write is on a replica when the link has carried it there. What it carries comes in order.
 func TestReplicaIsBehind(t *testing.T) {
@@ -86,8 +80,7 @@ func TestReplicaIsBehind(t *testing.T) {
 		_, err = l.TryAcquire(context.Background(), "free", "A", time.Minute)
 		assert.ErrorContains(t, err, "READONLY")
 		assert.True(t, dlock.NoEffect(err))
-		_, err = master.Do("PEXPIRE", "k", "1000")
-		require.NoError(t, err)
+		doing(t, master)("PEXPIRE", "k", "1000")
 		replica.SetClock(time.Hour)
 		assert.Empty(t, get(t, replica, "k"), "it has expired there")
 		replica.SetClock(0)
@@ -240,9 +233,7 @@ func TestPromotion(t *testing.T) {
 		put(t, next, "k", "new")
 		assert.NotEqual(t, id, replicationID(t, next))
 		assert.Equal(t, id, replicationID(t, old))
-		info, err := next.Do("INFO", "replication")
-		require.NoError(t, err)
-		assert.Contains(t, info, "master_replid2:"+id)
+		assert.Contains(t, doing(t, next)("INFO", "replication"), "master_replid2:"+id)
 		assert.Equal(t, "old", get(t, other, "k"))
 		synctest.Wait()
 		old.Follow(next)
@@ -258,7 +249,7 @@ func TestPromotion(t *testing.T) {
 		other.Follow(next)
 		l, _ = dial(t, next, rediscore.WithReplicas(2, 100*ms))
 		var few *rediscore.ReplicasError
-		_, err = l.TryAcquire(context.Background(), "lock", "B", time.Minute)
+		_, err := l.TryAcquire(context.Background(), "lock", "B", time.Minute)
 		require.ErrorAs(t, err, &few)
 		assert.Equal(t, 1, few.Got, "what a replica had of another master counts for nothing")
 	})
@@ -297,9 +288,8 @@ func TestClientFollows(t *testing.T) {
 					conn2.Cut()
 				}
 				time.Sleep(300 * ms)
-				on, err := next.Do("PUBSUB", "NUMSUB", inboxOf(t, next))
-				require.NoError(t, err)
-				assert.Equal(t, int64(map[bool]int{true: 0, false: 1}[deaf]), on.([]any)[1], "listeners at the new master")
+				on := doing(t, next)("PUBSUB", "NUMSUB", inboxOf(t, next)).([]any)
+				assert.Equal(t, int64(map[bool]int{true: 0, false: 1}[deaf]), on[1], "listeners at the new master")
 				took := handsOver(t, holder, served)
 				assert.Less(t, took, 5*time.Second)
 				assert.Equal(t, deaf, took > 0, "%v", took)

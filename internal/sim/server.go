@@ -83,7 +83,7 @@ func (s *Server) endInboxes(of func(channel) bool) {
 	for _, c := range slices.SortedFunc(maps.Keys(s.inboxes), byName) {
 		if of(c) {
 			for _, sub := range s.inboxes[c] {
-				sub.end()
+				close(sub.Ended)
 			}
 			delete(s.inboxes, c)
 		}
@@ -205,7 +205,6 @@ type Subscription struct {
 
 	mu       sync.Mutex
 	messages []Message
-	ended    bool
 }
 
 // A Message was published at a certain time of the process's clock.
@@ -258,14 +257,5 @@ func (b *Subscription) add(text string) {
 	select {
 	case b.Came <- struct{}{}:
 	default:
-	}
-}
-
-func (b *Subscription) end() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.ended {
-		b.ended = true
-		close(b.Ended)
 	}
 }

@@ -36,16 +36,6 @@ var shapes = map[int]func(*plan){
 			j.Detaches, j.Late, j.Set, j.MinHold = i%2 == 0, i%2 == 0, false, 0
 		}
 	},
-	15: func(p *plan) { // calls take longer than a vote lasts, and come twice
-		p.ttl, p.late, p.lost = time.Second, true, 0.4
-	},
-	17: func(p *plan) { // fences have to be raised, and many requests have no answer
-		p.lost = 0.3
-		p.faults = slices.DeleteFunc(p.faults, func(f fault) bool { return f.What == restarts || f.What == returns })
-		for i := range p.clocks {
-			p.clocks[i] = time.Duration(i%3) * time.Hour
-		}
-	},
 	18: shortVotes,
 }
 
@@ -56,9 +46,6 @@ func shortVotes(p *plan) { p.ttl, p.lost = 1500*time.Millisecond, 0.3 }
 func majorityRows() []row {
 	rule := func(number int, text string, edits ...mutants.Edit) row {
 		r := systems(200+number, text, majority, 200, edits...)
-		if number == 15 || number == 17 {
-			r.seeds = 0 // found in too few systems to be looked for
-		}
 		r.shape = func(p *plan) {
 			if p.brief = true; shapes[number] != nil {
 				shapes[number](p)
@@ -118,7 +105,7 @@ func majorityRows() []row {
 				b.Acquired = again.Acquired && err == nil
 			}
 `)),
-		rule(15, "a confirmation dates a vote only while that vote is in date",
+		schedules(215, "a confirmation dates a vote only while that vote is in date", order, base(0, cut, cut).on(majority).again().every(350*time.Millisecond).after(aVoteIsCastAgain...),
 			edit(votingGo, "\t\tif !b.Acquired || !v.inDate(s) {\n", `		if without(217) {
 			s.fence = max(s.fence, b.Fence)
 		}
@@ -139,7 +126,7 @@ func majorityRows() []row {
 			return v.counts(s) && (s.fence >= fence || without(216) || raised && without(217))
 		}); ok {
 `)),
-		rule(17, "a counter is raised only where the token holds the key",
+		schedules(217, "a counter is raised only where the token holds the key", order, base(0, cut).on(majority).apart().after(votesAreRaised...),
 			edit(votingGo, "v.counts(s) && s.fence < fence && !s.flying && s.err == nil {", "(v.counts(s) || s.answered && without(217)) && s.fence < fence && !s.flying && s.err == nil {"),
 			edit(lua+"confirm.lua", "if call('GET', KEYS[1]) == ARGV[1] and fence >", "if fence >")),
 		rule(18, "the Q votes are in date when they decide",
@@ -155,3 +142,29 @@ func majorityRows() []row {
 			edit(queuedGo, "\t\t\t\tw.giveTo(\"\", false)\n", "\t\t\t\tif !without(220) {\n\t\t\t\t\tw.giveTo(\"\", false)\n\t\t\t\t}\n")),
 	}
 }
+
+// How histories of majorities begin.
+var (
+	aVoteIsCastAgain = slices.Concat(
+		[]string{
+			"B begins", "0: request: vote B1", "0: reply: vote B1", "1: request: vote B1", "1: reply: vote B1", "2: request: vote B1", "2: reply: vote B1",
+			"A begins", "0: request: vote A1", "0: reply: vote A1", "1: request: vote A1", "1: reply: vote A1", "2: request: vote A1", "2: reply: vote A1",
+			"fails: 0: request: vote A2", "B releases", "0: request: pass B1", "0: request: vote A2", "0: reply: vote A2", // the first may still arrive
+			"1: request: pass B1", "2: request: pass B1",
+		},
+		slices.Repeat([]string{"time passes"}, 6),
+		[]string{
+			"fails and is lost: 1: request: vote A2", "0: reply: pass B1", "1: reply: pass B1", "2: reply: pass B1", "1: request: vote A2", "1: reply: vote A2",
+			"time passes", "time passes", "time passes",
+			"B begins", "0: request: vote B2", "0: reply: vote B2", "2: request: vote B2", "2: reply: vote B2", "1: request: vote B2", "1: reply: vote B2",
+			"B releases", "0: request: pass B2", "0: request: vote A2", "0: request: confirm A2", "0: reply: confirm A2",
+		},
+	)
+	votesAreRaised = []string{ // A raises the counter where B has got a vote
+		"B begins", "2: request: vote B1", "2: reply: vote B1",
+		"A begins", "2: request: vote A1", "2: reply: vote A1", "0: request: vote A1", "0: reply: vote A1", "1: request: vote A1", "1: reply: vote A1",
+		"2: request: confirm A1", "2: reply: confirm A1", "fails and is lost: 0: request: confirm A1", "A releases",
+		"0: request: pass A1", "0: reply: pass A1", "1: request: pass A1", "1: reply: pass A1", "0: request: vote B1", "0: reply: vote B1", "time passes",
+		"2: request: confirm B1", "2: reply: confirm B1",
+	}
+)

@@ -12,10 +12,11 @@ import (
 
 // A board is what a plan says of servers of which a majority decides.
 type board struct {
-	servers int             // 3 or 5; 0 for other kinds
-	clocks  []time.Duration // how far each is ahead
-	fast    []bool          // it gains time
-	twice   string          // a process whose list has the first server twice, also as the second one
+	servers   int             // 3 or 5; 0 for other kinds
+	clocks    []time.Duration // how far each is ahead
+	fast      []bool          // it gains time
+	twice     string          // a process whose list has the first server twice, also as the second one
+	unguarded bool            // young servers count
 }
 
 // gains is the share of time that a fast clock gains: half of what the protocol allows.

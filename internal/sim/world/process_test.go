@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"time"
@@ -18,10 +19,9 @@ type process struct {
 	*world
 	number, life int
 	name         string
-	conns        []*conn // to each server
-	lockers      []*rediscore.Locker
-	majority     *redlock.Locker // or nil
-	locker       *watched        // of the client
+	conns        []*conn     // to each server
+	closes       []io.Closer // what the client uses
+	locker       *watched    // of the client
 	client       *dlock.Client
 	dead         chan struct{} // closed when it was killed
 
@@ -46,12 +46,16 @@ func (w *world) newProcess(number, life int) *process {
 			opts = append(opts, rediscore.WithReplicas(w.kind.replicas(), time.Second))
 		}
 		locker := rediscore.New(c, opts...)
-		p.conns, p.lockers, nodes = append(p.conns, c), append(p.lockers, locker), append(nodes, locker)
+		p.conns, p.closes, nodes = append(p.conns, c), append(p.closes, locker), append(nodes, locker)
 	}
 	locker := nodes[0]
 	if w.kind == majority {
-		p.majority = redlock.New(nodes, redlock.WithLongestTTL(w.ttl))
-		locker = p.majority
+		opts := []redlock.Option{redlock.WithLongestTTL(w.ttl)}
+		if w.unguarded {
+			opts = append(opts, redlock.WithoutGuard())
+		}
+		majority := redlock.New(nodes, opts...)
+		locker, p.closes = majority, slices.Insert(p.closes, 0, io.Closer(majority))
 	}
 	opts := []dlock.Option{dlock.WithTTL(w.ttl), dlock.WithOutage(w.outage), dlock.WithObserver(p.observer())}
 	if n := w.turns[number]; n > 0 {
@@ -76,11 +80,8 @@ func (p *process) kill(keys []string) {
 }
 
 func (p *process) close() {
-	if p.majority != nil {
-		_ = p.majority.Close()
-	}
-	for _, l := range p.lockers {
-		_ = l.Close()
+	for _, c := range p.closes {
+		_ = c.Close()
 	}
 }
 

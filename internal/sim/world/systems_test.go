@@ -21,7 +21,6 @@ import (
 var (
 	howMany   = flag.Uint64("systems", 50, "how many systems; of TestExact: for each CPU")
 	from      = flag.Uint64("from", 0, "the first seed; 0: those from 1, in several processes if they are many")
-	onlyKind  = flag.String("kind", "", "only systems of that kind, such as redlock")
 	forTime   = flag.Duration("for", 0, "for how long seeds are tried that nobody has tried, instead of -systems")
 	large     = flag.Bool("large", false, "more schedules")
 	rowsToo   = flag.String("rows", "", "plant faults, and find them by what is known to do so, or by fresh seeds and schedules; record notes those that do")
@@ -47,9 +46,6 @@ func TestSystems(t *testing.T) {
 	defer oneAtATime()()
 	done, single := 0, n == 1
 	for begun, seed := time.Now(), max(first, 1); n > 0 && (*forTime == 0 || time.Since(begun) < *forTime); seed++ {
-		if *onlyKind != "" && string(newPlan(seed).kind) != *onlyKind {
-			continue
-		}
 		n--
 		s := newPlan(seed).run(t, single)
 		if single {
@@ -71,7 +67,7 @@ func divide(t *testing.T, program, test string, from, n uint64, args ...string) 
 	for i := range processes {
 		t.Run(fmt.Sprint("from ", from+i*share), func(t *testing.T) {
 			t.Parallel()
-			args := append(args, "-test.run=^"+test+"$", "-test.v", "-test.timeout=0", "-kind="+*onlyKind,
+			args := append(args, "-test.run=^"+test+"$", "-test.v", "-test.timeout=0",
 				fmt.Sprint("-from=", from+i*share), fmt.Sprint("-systems=", share), fmt.Sprint("-for=", *forTime))
 			out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput()
 			require.NoError(t, err, "%s", out)
