@@ -31,12 +31,12 @@ var (
 // An away is in front of the store, and makes calls fail as the test says.
 type away struct {
 	dlock.Forward
-	err     error             // of every attempt and Inspect; nil: it is made
-	hang    func(error) error // of these: they last until ctx ends, and this makes their error; nil: they are made
-	look    error             // of every Inspect; nil: as the other calls
-	renew   error             // of every Renew and RenewBatch
-	arrives chan struct{}     // sets arrive when it is closed; nil: at once
-	fate    func() error      // of each call, before it is made, and of its answer; or nil
+	err     error                     // of every attempt and Inspect; nil: it is made
+	hang    func(error) error         // of these: they last until ctx ends, and this makes their error; nil: they are made
+	look    error                     // of every Inspect; nil: as the other calls
+	renew   error                     // of every Renew and RenewBatch
+	arrives chan struct{}             // sets arrive when it is closed; nil: at once
+	fate    func(method string) error // of each call, before it is made, and of its answer; or nil
 
 	calls, looks atomic.Int64 // of TryAcquire, TryAcquireSet and Acquire; of Inspect
 
@@ -118,7 +118,7 @@ func through[R any](ctx context.Context, a *away, method string, call func() (R,
 	defer a.flies(-1)
 	err = a.before(ctx, method)
 	if err == nil && a.fate != nil {
-		err = a.fate()
+		err = a.fate(method)
 	}
 	if err != nil {
 		return none, err
@@ -126,7 +126,7 @@ func through[R any](ctx context.Context, a *away, method string, call func() (R,
 	r, err := call()
 	lost := a.after(method)
 	if lost == nil && a.fate != nil {
-		lost = a.fate()
+		lost = a.fate(method)
 	}
 	if lost != nil {
 		return none, errors.Join(lost, err)

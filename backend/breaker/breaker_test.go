@@ -333,17 +333,6 @@ func TestStates(t *testing.T) {
 			time.Sleep(2 * time.Second) // the first twenty are cut off
 			require.False(w, w.State().Open)
 		},
-		// Renewals and releases go through an open breaker.
-		"a lease outlives an open breaker": func(w *bed) {
-			lease, err := w.locks.Acquire(w.Context(), "held")
-			require.NoError(w, err)
-			w.open()
-			time.Sleep(10 * time.Minute)
-			require.NoError(w, lease.Err())
-			_, err = w.locks.Acquire(w.Context(), "k")
-			require.ErrorIs(w, err, dlock.ErrUnavailable)
-			require.NoError(w, lease.Release())
-		},
 		// It could run again too early.
 		"a job with a MinHold that the store would not keep": func(w *bed) {
 			quorum := redlock.New([]dlock.Locker{memory.New(), memory.New(), memory.New()}, redlock.WithLongestTTL(20*time.Second))

@@ -92,14 +92,10 @@ func hasAnswered(err error) bool {
 // Timeout reports whether a majority might have decided the call with more time: nodes had not
 // answered, or a split vote was not settled.
 func (e *MajorityError) Timeout() bool {
-	n := 0
-	for _, err := range e.Nodes {
+	return e.count(func(err error) bool {
 		var timeout interface{ Timeout() bool }
-		if err == nil || errors.As(err, &timeout) && timeout.Timeout() {
-			n++
-		}
-	}
-	return n >= e.Quorum
+		return err == nil || errors.As(err, &timeout) && timeout.Timeout()
+	}) >= e.Quorum
 }
 
 var (

@@ -62,13 +62,7 @@ func (l *Locker) inspectAll(ctx context.Context, key string, young []bool, grace
 
 // enough reports whether a majority has answered.
 func (l *Locker) enough(answers []answer[dlock.Hold]) bool {
-	n := 0
-	for i := range answers {
-		if answers[i].ok() {
-			n++
-		}
-	}
-	return n >= l.quorum
+	return count(answers, (*answer[dlock.Hold]).ok) >= l.quorum
 }
 
 // majorityOf returns what a majority of the nodes says of a key, and whether there is one.

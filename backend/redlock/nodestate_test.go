@@ -141,7 +141,8 @@ func TestNodeStates(t *testing.T) {
 			b.are(young, 1)
 			time.Sleep(10 * time.Second)
 			require.ErrorContains(b, b.Nodes()[1].Err, "counts in 21.")
-			b.releases("x") // whose answer has no age
+			_, err = b.Release(b.Context(), "key", "x") // whose answer has no age
+			require.NoError(b, err)
 			b.are(young, 1)
 			time.Sleep(22 * time.Second)
 			require.Equal(b, up, b.Nodes()[1].Status)

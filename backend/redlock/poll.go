@@ -17,6 +17,15 @@ type answer[T any] struct {
 // ok reports whether the node has answered.
 func (a *answer[T]) ok() bool { return a.given && a.err == nil }
 
+func count[T any](all []T, is func(*T) bool) (n int) {
+	for i := range all {
+		if is(&all[i]) {
+			n++
+		}
+	}
+	return n
+}
+
 // poll makes a request to each node, each in a goroutine of its own, and returns soon after done
 // says so, when all have answered, after limit, or when ctx ends. It calls done a last time before
 // that. Nodes that were not late the last time have the grace to answer after done. The requests

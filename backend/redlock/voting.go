@@ -325,15 +325,7 @@ func (v *voting) inDate(s *seat) bool {
 // counts reports whether a seat's vote counts for a lease.
 func (v *voting) counts(s *seat) bool { return s.young.IsZero() && v.inDate(s) }
 
-func (v *voting) number(is func(*seat) bool) int {
-	n := 0
-	for i := range v.seats {
-		if is(&v.seats[i]) {
-			n++
-		}
-	}
-	return n
-}
+func (v *voting) number(is func(*seat) bool) int { return count(v.seats, is) }
 
 func (v *voting) counted() int { return v.number(v.counts) }
 
@@ -454,13 +446,18 @@ func (v *voting) unanimous() *seat {
 // equalVotes returns a grant if the votes of a majority have the largest fence of this round. Then
 // no counter need be raised, and the lease may even have ended already: its date tells.
 func (v *voting) equalVotes() (dlock.Attempt, bool) {
-	var fence int64
+	granted := func(s *seat) bool { return s.granted && s.young.IsZero() }
+	fence := v.largestFence(granted)
+	return v.dated(fence, func(s *seat) bool { return granted(s) && s.fence == fence })
+}
+
+func (v *voting) largestFence(of func(*seat) bool) (fence int64) {
 	for i := range v.seats {
-		if s := &v.seats[i]; s.granted && s.young.IsZero() {
+		if s := &v.seats[i]; of(s) {
 			fence = max(fence, s.fence)
 		}
 	}
-	return v.dated(fence, func(s *seat) bool { return s.granted && s.young.IsZero() && s.fence == fence })
+	return fence
 }
 
 // dated returns a grant by the votes that count, if they are a majority. The oldest of the
@@ -486,12 +483,7 @@ func (v *voting) elect() (dlock.Attempt, error) {
 	timer := time.NewTimer(min(v.l.limit, v.ttl))
 	defer timer.Stop()
 	for {
-		var fence int64
-		for i := range v.seats {
-			if s := &v.seats[i]; v.counts(s) {
-				fence = max(fence, s.fence)
-			}
-		}
+		fence := v.largestFence(v.counts)
 		if a, ok := v.dated(fence, func(s *seat) bool { return v.counts(s) && s.fence >= fence }); ok {
 			return a, nil
 		}
