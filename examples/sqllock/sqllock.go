@@ -18,8 +18,7 @@ type Locker struct {
 	db     *sql.DB
 	table  string
 	quoted string // the table, as SQL
-	stmt   statements
-	err    error // why no call can succeed: a bad argument of New
+	err    error  // why no call can succeed: a bad argument of New
 }
 
 var (
@@ -48,7 +47,6 @@ func New(db *sql.DB, opts ...Option) *Locker {
 	if db == nil {
 		l.err = invalid("db: nil")
 	}
-	l.stmt = statementsOn(l.quoted)
 	return l
 }
 
@@ -72,8 +70,8 @@ func (l *Locker) CreateTable(ctx context.Context) error {
 	if err := tx.QueryRowContext(ctx, "SELECT to_regclass($1) IS NOT NULL", l.quoted).Scan(&exists); err != nil || exists {
 		return err
 	}
-	for _, stmt := range l.stmt.create {
-		if _, err := tx.ExecContext(ctx, stmt); err != nil {
+	for _, stmt := range []string{createTable, createIndex} {
+		if _, err := tx.ExecContext(ctx, l.on(stmt)); err != nil {
 			return err
 		}
 	}
@@ -90,7 +88,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 	}
 	var fence, remaining sql.NullInt64
 	var holder []byte
-	err := l.db.QueryRowContext(ctx, l.stmt.acquire, []byte(key), []byte(token), ttl.Milliseconds()).
+	err := l.db.QueryRowContext(ctx, l.on(acquire), []byte(key), []byte(token), ttl.Milliseconds()).
 		Scan(&fence, &holder, &remaining)
 	switch {
 	case errors.Is(err, sql.ErrNoRows): // another was granted the key during the statement
@@ -108,7 +106,7 @@ func (l *Locker) Renew(ctx context.Context, key, token string, ttl time.Duration
 	if err := l.check(key, token, ttl); err != nil {
 		return false, err
 	}
-	return changed(l.db.ExecContext(ctx, l.stmt.renew, []byte(key), []byte(token), ttl.Milliseconds()))
+	return changed(l.db.ExecContext(ctx, l.on(renew), []byte(key), []byte(token), ttl.Milliseconds()))
 }
 
 // Release implements [dlock.Locker].
@@ -116,7 +114,7 @@ func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	if err := l.check(key, token, time.Second); err != nil {
 		return false, err
 	}
-	return changed(l.db.ExecContext(ctx, l.stmt.release, []byte(key), []byte(token)))
+	return changed(l.db.ExecContext(ctx, l.on(release), []byte(key), []byte(token)))
 }
 
 // Inspect implements [dlock.Inspector].
@@ -126,7 +124,7 @@ func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	}
 	var token []byte
 	var remaining int64
-	err := l.db.QueryRowContext(ctx, l.stmt.inspect, []byte(key)).Scan(&token, &remaining)
+	err := l.db.QueryRowContext(ctx, l.on(inspect), []byte(key)).Scan(&token, &remaining)
 	if errors.Is(err, sql.ErrNoRows) {
 		return dlock.Hold{}, nil
 	}

@@ -2,20 +2,9 @@ package sqllock
 
 import "strings"
 
-// Statements are the SQL of a [Locker]. In all of them $1 is the key, $2 the token
+// on returns a statement on the table. In all of them $1 is the key, $2 the token
 // and $3 the TTL in milliseconds; in renewBatch they are arrays of these.
-type statements struct {
-	acquire, renew, release, inspect, renewBatch string
-	create                                       []string
-}
-
-func statementsOn(table string) statements {
-	on := func(stmt string) string { return strings.ReplaceAll(stmt, "{table}", table) }
-	return statements{
-		acquire: on(acquire), renew: on(renew), release: on(release), inspect: on(inspect), renewBatch: on(renewBatch),
-		create: []string{on(createTable), on(createIndex)},
-	}
-}
+func (l *Locker) on(stmt string) string { return strings.ReplaceAll(stmt, "{table}", l.quoted) }
 
 // A lease ends at expires; token is NULL once it was released. Fence is that of the
 // latest grant. The index is for the deletion of old rows.
