@@ -225,15 +225,13 @@ func TestMigrationTellsOfALoss(t *testing.T) {
 	require.ErrorIs(t, err, dlock.ErrLost)
 }
 
-// TestFromRedislock runs a service with redislock beside its first step. The next steps are those of
-// TestMigrationSteps.
+// TestFromRedislock runs a service with redislock beside its first step. The next steps are those of TestMigrationSteps.
 func TestFromRedislock(t *testing.T) {
 	rdb := dial(t, redistest.Start(t))
 	beside(t, "1", version{"before", on(redislock.New(rdb), obtain), trying(redislocks(rdb, ttl))}, versions(t, rdb)[1])
 }
 
-// TestFromRueidislock runs a service with rueidislock beside one with both locks, and this beside
-// one with dlock alone.
+// TestFromRueidislock runs a service with rueidislock beside one with both locks, and this beside one with dlock alone.
 func TestFromRueidislock(t *testing.T) {
 	server := redistest.Start(t)
 	several := func(o *rueidislock.LockerOption) { o.KeyMajority = 2 }

@@ -11,9 +11,8 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// A Locker keeps leases in a table. It is a [dlock.Locker], [dlock.BatchRenewer] and
-// [dlock.Inspector]. All methods may be called by any number of goroutines. It has
-// nothing to close: the [sql.DB] belongs to who opened it.
+// A Locker keeps leases in a table. It is a [dlock.Locker], [dlock.BatchRenewer] and [dlock.Inspector]. All methods may be
+// called by any number of goroutines. It has nothing to close: the [sql.DB] belongs to who opened it.
 type Locker struct {
 	db     *sql.DB
 	table  string
@@ -36,8 +35,7 @@ func WithTable(name string) Option {
 	return func(l *Locker) { l.table = name }
 }
 
-// New returns a Locker on the database that db talks to. Bad arguments make its
-// methods fail with [dlock.ErrInvalid].
+// New returns a Locker on the database that db talks to. Bad arguments make its methods fail with [dlock.ErrInvalid].
 func New(db *sql.DB, opts ...Option) *Locker {
 	l := &Locker{db: db, table: "dlock"}
 	for _, opt := range opts {
@@ -61,8 +59,7 @@ func (l *Locker) CreateTable(ctx context.Context) error {
 		return err
 	}
 	defer tx.Rollback()
-	// One at a time, until the end of the transaction: IF NOT EXISTS alone fails if
-	// two create the same at once.
+	// One at a time, until the end of the transaction: IF NOT EXISTS alone fails if two create the same at once.
 	if _, err := tx.ExecContext(ctx, "SELECT pg_advisory_xact_lock($1)", int64(createLock)); err != nil {
 		return err
 	}

@@ -148,8 +148,7 @@ func trouble(store *memory.Locker, rng *rand.Rand, until time.Time) {
 	}
 }
 
-// Metrics and spans agree with what the callers have seen: every acquisition is counted once, and
-// every lease.
+// Metrics and spans agree with what the callers have seen: every acquisition is counted once, and every lease.
 func TestRandomHistory(t *testing.T) {
 	for seed := range uint64(60 / israce.Slower) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
