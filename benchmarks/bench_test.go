@@ -194,8 +194,7 @@ type turn struct {
 	got, done time.Time
 }
 
-// handovers has all clients acquire one lock again and again, until it has been held
-// n times by all of them together.
+// handovers has all clients acquire one lock again and again, until it has been held n times by all of them together.
 func handovers(b *testing.B, clients []*dlock.Client, n int) []turn {
 	var mu sync.Mutex
 	var turns []turn

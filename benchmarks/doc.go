@@ -3,16 +3,14 @@
 //
 //	DLOCK_REDIS=1 go test -bench . ./benchmarks
 //
-// The names of the benchmarks hold the backend as a key and a value, so that
-// benchstat can put them side by side:
+// The names of the benchmarks hold the backend as a key and a value, so that benchstat can put them side by side:
 //
 //	DLOCK_REDIS=1 go test -bench . -count 10 ./benchmarks | benchstat -col /backend -
 //
-// The 99th percentiles of BenchmarkHandover are about milliseconds, and so first of all
-// about the machine: a CPU of a virtual machine that has gone idle may take some to come
-// back, and every other process may come before. On Linux, as root, the CPUs are kept
-// awake by something that gives way to everything else, and the benchmark and its server
-// come before the rest:
+// The 99th percentiles of BenchmarkHandover are about milliseconds, and so first of all about the machine: a CPU of a
+// virtual machine that has gone idle may take some to come back, and every other process may come before. On Linux, as
+// root, the CPUs are kept awake by something that gives way to everything else, and the benchmark and its server come
+// before the rest:
 //
 //	for i in $(seq $(nproc)); do chrt --idle 0 sh -c 'while :; do :; done' & done
 //	go test -c -o bench ./benchmarks

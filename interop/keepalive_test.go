@@ -100,9 +100,8 @@ func helpers(t *testing.T, server *redistest.Server) map[string]helper {
 	}
 }
 
-// TestKeepaliveStops measures how long work goes on after its server has failed: killed, or
-// silent with its connections open. The server fails about a second after the grant, so the lease
-// lasts for four more.
+// TestKeepaliveStops measures how long work goes on after its server has failed: killed, or silent with its connections
+// open. The server fails about a second after the grant, so the lease lasts for four more.
 func TestKeepaliveStops(t *testing.T) {
 	t.Parallel()
 	type fault = func(*redistest.Server)

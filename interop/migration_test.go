@@ -39,18 +39,6 @@ func step0(ctx context.Context, rs *redsync.Redsync, order string, charge func(c
 	return charge(ctx)
 }
 
-func try0(ctx context.Context, rs *redsync.Redsync, order string, charge func(context.Context) error) (done bool, err error) {
-	m := rs.NewMutex("order:"+order, redsync.WithExpiry(30*time.Second))
-	var taken *redsync.ErrTaken
-	if err := m.TryLockContext(ctx); errors.As(err, &taken) {
-		return false, nil
-	} else if err != nil {
-		return false, err
-	}
-	defer m.UnlockContext(context.WithoutCancel(ctx))
-	return true, charge(ctx)
-}
-
 func newPolling(rdb *redis.Client) (*rediscore.Locker, *dlock.Client) {
 	store := goredis.New(rdb, goredis.WithQueue(false))
 	return store, dlock.New(store, dlock.WithOwner(dlock.HostOwner()),
@@ -99,17 +87,6 @@ func obtain(ctx context.Context, locker *redislock.Client, order string, charge 
 	return charge(ctx)
 }
 
-func tryObtain(ctx context.Context, locker *redislock.Client, order string, charge func(context.Context) error) (done bool, err error) {
-	lock, err := locker.Obtain(ctx, "order:"+order, 30*time.Second, nil)
-	if errors.Is(err, redislock.ErrNotObtained) {
-		return false, nil
-	} else if err != nil {
-		return false, err
-	}
-	defer lock.Release(context.WithoutCancel(ctx))
-	return true, charge(ctx)
-}
-
 func withRueidislock(ctx context.Context, old rueidislock.Locker, order string, charge func(context.Context) error) error {
 	ctx, release, err := old.WithContext(ctx, "order:"+order)
 	if err != nil {
@@ -136,14 +113,6 @@ func tryRueidislock(ctx context.Context, old rueidislock.Locker, order string, c
 	return true, charge(ctx)
 }
 
-func tryBoth(ctx context.Context, old rueidislock.Locker, locks *dlock.Client, order string, charge func(context.Context) error) (done bool, err error) {
-	_, err = tryRueidislock(ctx, old, order, func(ctx context.Context) error {
-		done, err = try1(ctx, locks, order, charge)
-		return err
-	})
-	return done, err
-}
-
 type work = func(context.Context) error
 
 // A version is the service after a step.
@@ -153,13 +122,30 @@ type version struct {
 	try  func(ctx context.Context, order string, charge work) (bool, error)
 }
 
-// with returns the version whose steps use locks.
-func with[L any](locks L, name string, wait func(context.Context, L, string, work) error, try func(context.Context, L, string, work) (bool, error)) version {
-	return version{name,
-		func(ctx context.Context, order string, charge work) error { return wait(ctx, locks, order, charge) },
-		func(ctx context.Context, order string, charge work) (bool, error) {
-			return try(ctx, locks, order, charge)
-		}}
+// on returns a step that uses locks.
+func on[L any](locks L, step func(context.Context, L, string, work) error) func(context.Context, string, work) error {
+	return func(ctx context.Context, order string, charge work) error { return step(ctx, locks, order, charge) }
+}
+
+func onTry(locks *dlock.Client) func(context.Context, string, work) (bool, error) {
+	return func(ctx context.Context, order string, charge work) (bool, error) {
+		return try1(ctx, locks, order, charge)
+	}
+}
+
+// trying is one attempt with a library.
+func trying(lib library) func(ctx context.Context, order string, charge work) (done bool, err error) {
+	return func(ctx context.Context, order string, charge work) (done bool, err error) {
+		held, err := lib.try(ctx, "order:"+order)
+		if err != nil {
+			if errors.Is(err, errHeld) {
+				err = nil
+			}
+			return false, err
+		}
+		defer held.release(context.WithoutCancel(ctx))
+		return true, charge(ctx)
+	}
 }
 
 func versions(t *testing.T, rdb *redis.Client) []version {
@@ -169,8 +155,10 @@ func versions(t *testing.T, rdb *redis.Client) []version {
 		require.NoError(t, errors.Join(polling.Close(), queueing.Close(), polls.Close(), queues.Close()))
 	})
 	return []version{
-		with(newRedsync(rdb), "before", step0, try0),
-		with(polling, "step 1", step1, try1), with(polling, "step 2", step2, try1), with(queueing, "step 3", step2, try1),
+		{"before", on(newRedsync(rdb), step0), trying(redsyncs(rdb))},
+		{"step 1", on(polling, step1), onTry(polling)},
+		{"step 2", on(polling, step2), onTry(polling)},
+		{"step 3", on(queueing, step2), onTry(queueing)},
 	}
 }
 
@@ -237,30 +225,35 @@ func TestMigrationTellsOfALoss(t *testing.T) {
 	require.ErrorIs(t, err, dlock.ErrLost)
 }
 
-// TestFromRedislock runs a service with redislock beside its first step. The next steps are those of
-// TestMigrationSteps.
+// TestFromRedislock runs a service with redislock beside its first step. The next steps are those of TestMigrationSteps.
 func TestFromRedislock(t *testing.T) {
 	rdb := dial(t, redistest.Start(t))
-	beside(t, "1", with(redislock.New(rdb), "before", obtain, tryObtain), versions(t, rdb)[1])
+	beside(t, "1", version{"before", on(redislock.New(rdb), obtain), trying(redislocks(rdb, ttl))}, versions(t, rdb)[1])
 }
 
-// TestFromRueidislock runs a service with rueidislock beside one with both locks, and this beside
-// one with dlock alone.
+// TestFromRueidislock runs a service with rueidislock beside one with both locks, and this beside one with dlock alone.
 func TestFromRueidislock(t *testing.T) {
 	server := redistest.Start(t)
 	several := func(o *rueidislock.LockerOption) { o.KeyMajority = 2 }
 	old, older := newRueidislock(t, server.Addr(), several), newRueidislock(t, server.Addr(), several)
 	store, locks := newQueueing(dial(t, server))
 	t.Cleanup(func() { require.NoError(t, errors.Join(locks.Close(), store.Close())) })
-	both := with(old, "both locks",
-		func(ctx context.Context, old rueidislock.Locker, order string, f work) error {
-			return withBoth(ctx, old, locks, order, f)
+	before := version{"before", on(older, withRueidislock), func(ctx context.Context, order string, charge work) (bool, error) {
+		return tryRueidislock(ctx, older, order, charge)
+	}}
+	both := version{"both locks",
+		func(ctx context.Context, order string, charge work) error {
+			return withBoth(ctx, old, locks, order, charge)
 		},
-		func(ctx context.Context, old rueidislock.Locker, order string, f work) (bool, error) {
-			return tryBoth(ctx, old, locks, order, f)
-		})
-	t.Run("step 1", func(t *testing.T) { beside(t, "1", with(older, "before", withRueidislock, tryRueidislock), both) })
-	t.Run("step 2", func(t *testing.T) { beside(t, "2", both, with(locks, "dlock alone", step2, try1)) })
+		func(ctx context.Context, order string, charge work) (done bool, err error) {
+			_, err = tryRueidislock(ctx, old, order, func(ctx context.Context) error {
+				done, err = try1(ctx, locks, order, charge)
+				return err
+			})
+			return done, err
+		}}
+	t.Run("step 1", func(t *testing.T) { beside(t, "1", before, both) })
+	t.Run("step 2", func(t *testing.T) { beside(t, "2", both, version{"dlock alone", on(locks, step2), onTry(locks)}) })
 }
 
 // As the page says of the ctx of WithContext, and of a TTL for one call.

@@ -96,8 +96,7 @@ func requireTurns(t *testing.T, c contest, enough int, want func(turns []int) bo
 	t.Errorf("%d times not so: %s", tries, what)
 }
 
-// TestShareBesideRedsync: at their default paces, dlock's pollers get as many turns as
-// redsync's.
+// TestShareBesideRedsync: at their default paces, dlock's pollers get as many turns as redsync's.
 func TestShareBesideRedsync(t *testing.T) {
 	client := dial(t, redistest.Start(t))
 	c := contest{keys: 20, workers: 4, time: 8 * time.Second, work: 100 * time.Millisecond, rest: 50 * time.Millisecond}
@@ -107,8 +106,7 @@ func TestShareBesideRedsync(t *testing.T) {
 	}, "dlock's pollers have at least 0.8 of the turns of redsync's", ours(client), redsyncs(client))
 }
 
-// TestLoopWithoutPauses: whoever tries without a pause takes the turns of everybody else,
-// of either library.
+// TestLoopWithoutPauses: whoever tries without a pause takes the turns of everybody else, of either library.
 func TestLoopWithoutPauses(t *testing.T) {
 	client := dial(t, redistest.Start(t))
 	loop := redsyncs(client, redsync.WithRetryDelay(time.Nanosecond))

@@ -36,8 +36,7 @@ func (c contestant) id() string { return c.name + " (" + c.client + ")" }
 // An acquire waits for a lock until ctx ends. ctx has no deadline.
 type acquire func(ctx context.Context, key string) (held, error)
 
-// A held lock. release reports whether the lock was held until then. renew is nil if the
-// library renews by itself.
+// A held lock. release reports whether the lock was held until then. renew is nil if the library renews by itself.
 type held struct {
 	release func() bool
 	renew   func() error

@@ -22,9 +22,8 @@ import (
 // jobArgument is followed by the job of a process that this program started.
 const jobArgument = "job"
 
-// A job is what one process does in a turn. The process opens its
-// client, answers that it is ready, works from a line on its standard input until that ends, and
-// answers with a report.
+// A job is what one process does in a turn. The process opens its client, answers that it is ready, works from a line on
+// its standard input until that ends, and answers with a report.
 type job struct {
 	Contestant string
 	Addrs      []string

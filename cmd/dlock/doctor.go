@@ -402,19 +402,14 @@ func newDoctor(s *store) *cobra.Command {
 	for i, check := range checks {
 		about += fmt.Sprintf("\n%d. %s", i+1, check.title)
 	}
-	c := &cobra.Command{
-		Use:   "doctor",
-		Short: "check whether a Redis is fit for locks",
-		Long:  about,
-		Args:  cobra.NoArgs,
-		RunE: s.with(1, func(c *cobra.Command, _ []string) error {
-			all, err := s.examine(c.Context(), probing)
-			if err != nil {
-				return err
-			}
-			return tell(c.OutOrStdout(), all, probing, asJSON)
-		}),
-	}
+	c := s.command("doctor", "check whether a Redis is fit for locks", cobra.NoArgs, func(c *cobra.Command, _ []string) error {
+		all, err := s.examine(c.Context(), probing)
+		if err != nil {
+			return err
+		}
+		return tell(c.OutOrStdout(), all, probing, asJSON)
+	})
+	c.Long = about
 	c.Flags().BoolVar(&probing, "probe", false, "acquire, renew, expire, release and hand over a lock under the prefix")
 	c.Flags().BoolVar(&asJSON, "json", false, "write JSON, one object to a line")
 	return c

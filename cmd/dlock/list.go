@@ -69,21 +69,16 @@ func ago(now, then time.Time) string {
 
 func newList(s *store) *cobra.Command {
 	var all, foreign, asJSON bool
-	c := &cobra.Command{
-		Use:   "list [BEGINNING]",
-		Short: "list the locks whose keys begin with a text",
-		Args:  cobra.MaximumNArgs(1),
-		RunE: s.with(1, func(c *cobra.Command, args []string) error {
-			if len(args) == 0 && !all && s.prefix == "" {
-				return exit{exitUsage, errors.New("list looks at all keys: name the beginning of some, or use --prefix or --all")}
-			}
-			rows, err := s.list(c.Context(), strings.Join(args, ""), foreign)
-			if err == nil {
-				show(c.OutOrStdout(), rows, asJSON)
-			}
-			return err
-		}),
-	}
+	c := s.command("list [BEGINNING]", "list the locks whose keys begin with a text", cobra.MaximumNArgs(1), func(c *cobra.Command, args []string) error {
+		if len(args) == 0 && !all && s.prefix == "" {
+			return exit{exitUsage, errors.New("list looks at all keys: name the beginning of some, or use --prefix or --all")}
+		}
+		rows, err := s.list(c.Context(), strings.Join(args, ""), foreign)
+		if err == nil {
+			show(c.OutOrStdout(), rows, asJSON)
+		}
+		return err
+	})
 	c.Flags().BoolVar(&all, "all", false, "list all locks of the database")
 	c.Flags().BoolVar(&foreign, "foreign", false, "list strings too that dlock has not written")
 	c.Flags().BoolVar(&asJSON, "json", false, "write JSON, one object to a line")
@@ -170,27 +165,23 @@ func inspect(ctx context.Context, locker *rediscore.Locker, keys []string, forei
 
 func newShow(s *store) *cobra.Command {
 	var asJSON bool
-	c := &cobra.Command{
-		Use:   "show KEY",
-		Short: "show who holds a lock, who waits for it, and when package once has run the job of this name",
-		Args:  cobra.ExactArgs(1),
-		RunE: s.with(1, func(c *cobra.Command, args []string) error {
-			status, err := dlock.New(s.locker).Inspect(c.Context(), args[0])
-			if err != nil {
-				return err
-			}
-			rows, more, failed := s.about(c.Context(), newRow(args[0], status))
-			if asJSON {
-				show(c.OutOrStdout(), rows, true)
-				return failed
-			}
-			fmt.Fprint(c.OutOrStdout(), s.unheld(args[0], rows, more, failed))
-			if rows = slices.DeleteFunc(rows, func(r row) bool { return !r.Held }); len(rows) > 0 {
-				show(c.OutOrStdout(), rows, false)
-			}
+	const about = "show who holds a lock, who waits for it, and when package once has run the job of this name"
+	c := s.command("show KEY", about, cobra.ExactArgs(1), func(c *cobra.Command, args []string) error {
+		status, err := dlock.New(s.locker).Inspect(c.Context(), args[0])
+		if err != nil {
+			return err
+		}
+		rows, more, failed := s.about(c.Context(), newRow(args[0], status))
+		if asJSON {
+			show(c.OutOrStdout(), rows, true)
 			return failed
-		}),
-	}
+		}
+		fmt.Fprint(c.OutOrStdout(), s.unheld(args[0], rows, more, failed))
+		if rows = slices.DeleteFunc(rows, func(r row) bool { return !r.Held }); len(rows) > 0 {
+			show(c.OutOrStdout(), rows, false)
+		}
+		return failed
+	})
 	c.Flags().BoolVar(&asJSON, "json", false, "write JSON, one object to a line")
 	return c
 }
@@ -198,14 +189,10 @@ func newShow(s *store) *cobra.Command {
 func newBreak(s *store) *cobra.Command {
 	var yes bool
 	var owner string
-	c := &cobra.Command{
-		Use:   "break KEY",
-		Short: "take a lock from its holder, and give it to the next that waits",
-		Args:  cobra.ExactArgs(1),
-		RunE: s.with(1, func(c *cobra.Command, args []string) error {
-			return s.breakLock(c, args[0], owner, yes)
-		}),
-	}
+	const about = "take a lock from its holder, and give it to the next that waits"
+	c := s.command("break KEY", about, cobra.ExactArgs(1), func(c *cobra.Command, args []string) error {
+		return s.breakLock(c, args[0], owner, yes)
+	})
 	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
 	c.Flags().StringVar(&owner, "owner", "", "do not ask, and break the lock only if its holder has this `label`")
 	return c
@@ -242,28 +229,24 @@ func (s *store) breakLock(c *cobra.Command, key, owner string, yes bool) error {
 
 func newWatch(s *store) *cobra.Command {
 	var every time.Duration
-	c := &cobra.Command{
-		Use:   "watch BEGINNING",
-		Short: "show the locks whose keys begin with a text, again and again",
-		Args:  cobra.ExactArgs(1),
-		RunE: s.with(1, func(c *cobra.Command, args []string) error {
-			if every < 100*time.Millisecond {
-				return exit{exitUsage, fmt.Errorf("--every %v: less than 100ms", every)}
+	const about = "show the locks whose keys begin with a text, again and again"
+	c := s.command("watch BEGINNING", about, cobra.ExactArgs(1), func(c *cobra.Command, args []string) error {
+		if every < 100*time.Millisecond {
+			return exit{exitUsage, fmt.Errorf("--every %v: less than 100ms", every)}
+		}
+		for before := map[string]row{}; ; time.Sleep(every) {
+			rows, err := s.list(c.Context(), args[0], false)
+			if err != nil {
+				return err
 			}
-			for before := map[string]row{}; ; time.Sleep(every) {
-				rows, err := s.list(c.Context(), args[0], false)
-				if err != nil {
-					return err
-				}
-				if out, failed := os.Stdout.Stat(); failed == nil && out.Mode()&os.ModeCharDevice != 0 {
-					fmt.Fprint(c.OutOrStdout(), "\x1b[H\x1b[2J")
-					show(c.OutOrStdout(), rows, false)
-				} else {
-					before = changes(c.OutOrStdout(), time.Now(), before, rows)
-				}
+			if out, failed := os.Stdout.Stat(); failed == nil && out.Mode()&os.ModeCharDevice != 0 {
+				fmt.Fprint(c.OutOrStdout(), "\x1b[H\x1b[2J")
+				show(c.OutOrStdout(), rows, false)
+			} else {
+				before = changes(c.OutOrStdout(), time.Now(), before, rows)
 			}
-		}),
-	}
+		}
+	})
 	c.Flags().DurationVar(&every, "every", time.Second, "between two looks")
 	return c
 }

@@ -162,8 +162,7 @@ func (r *run) once(ctx context.Context, c *dlock.Client, hold func(context.Conte
 	return nil
 }
 
-// due returns the begin of the period of an instant. Days are those of the location, and begin when its clocks show
-// phase.
+// due returns the begin of the period of an instant. Days are those of the location, and begin when its clocks show phase.
 func due(now time.Time, every, phase time.Duration, location *time.Location) time.Time {
 	const day = 24 * time.Hour
 	if every%day != 0 {

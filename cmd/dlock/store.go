@@ -43,6 +43,11 @@ func (s *store) flags(f *pflag.FlagSet) {
 		"(default $"+prefixVariable+", then none)")
 }
 
+// command returns a command that asks the store once.
+func (s *store) command(use, short string, args cobra.PositionalArgs, f func(c *cobra.Command, args []string) error) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Args: args, RunE: s.with(1, f)}
+}
+
 // with returns a command's function: f, for whose time the store is there. Its errors have exit codes. A call tries
 // to connect so often, which takes up to 5 s each time.
 func (s *store) with(dials int, f func(c *cobra.Command, args []string) error) func(*cobra.Command, []string) error {

@@ -31,9 +31,8 @@ import (
 	"github.com/dlock-go/dlock/once"
 )
 
-// lead returns the function for [election.Election.Run]. A Scheduler cannot be started again, so each
-// term has its own. Shutdown waits for a task that is being enqueued. Only then does lead return, and
-// another replica leads.
+// lead returns the function for [election.Election.Run]. A Scheduler cannot be started again, so each term has its own.
+// Shutdown waits for a task that is being enqueued. Only then does lead return, and another replica leads.
 func lead(newScheduler func() (*asynq.Scheduler, error)) func(context.Context, *dlock.Lease) error {
 	return func(ctx context.Context, _ *dlock.Lease) error {
 		scheduler, err := newScheduler()

@@ -4,16 +4,15 @@
 //
 //	go run . [-addr host:port] [-redis host:port] [-workers n] [-spans]
 //
-// The locks are in memory, or on the Redis server that -redis names. It serves:
-//
-//	/metrics  for Prometheus: see dashboard.json for Grafana, and observe/otel/alerts.yml
-//	/spans    the last 200 spans, as JSON; with -spans all are printed, too
+// The locks are in memory, or on the Redis server that -redis names. It serves /metrics for Prometheus: see dashboard.json for
+// Grafana, and observe/otel/alerts.yml. With -spans, it prints all spans.
 //
 // A few leases of import:all are lost all the time: they are short and not renewed, which is what the alert DlockOverrun is for.
 // dlock watch shows the locks on Redis as they are taken and released.
 //
 // To try an outage: start redis-server --port 6400 --save "" in the background, run this with -redis localhost:6400, and kill
-// the server (every attempt fails at once) or stop it with SIGSTOP (every attempt fails after its time limit). Calls that wait when the server dies go on waiting: those of report:0 and report:1 have no WithMaxWait.
+// the server (every attempt fails at once) or stop it with SIGSTOP (every attempt fails after its time limit). Calls that wait
+// when the server dies go on waiting: those of report:0 and report:1 have no WithMaxWait.
 //
 // For a service of your own, read service.go: a Client with metrics and traces, and a Redis client that is instrumented without
 // secrets in its spans. load.go has the workers.

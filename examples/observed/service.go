@@ -1,11 +1,9 @@
 package main
 
 import (
-	"context"
 	"io"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -35,8 +33,7 @@ func newService(stdout io.Writer) (*service, error) {
 	if err != nil {
 		return nil, err
 	}
-	recent := new(recentSpans)
-	options := []trace.TracerProviderOption{trace.WithSyncer(recent)} // which does not block
+	var options []trace.TracerProviderOption
 	if stdout != nil {
 		printer, err := stdouttrace.New(stdouttrace.WithWriter(stdout))
 		if err != nil {
@@ -50,7 +47,6 @@ func newService(stdout io.Writer) (*service, error) {
 		meters:   metric.NewMeterProvider(metric.WithReader(reader)),
 	}
 	s.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	s.Handle("GET /spans", recent)
 	return s, nil
 }
 
@@ -77,32 +73,4 @@ func (s *service) client(store dlock.Locker) (*dlock.Client, error) {
 func (s *service) redis(addr string) (*redis.Client, error) {
 	c := redis.NewClient(&redis.Options{Addr: addr, ContextTimeoutEnabled: true})
 	return c, redisotel.InstrumentTracing(c, redisotel.WithTracerProvider(s.tracers), redisotel.WithDBStatement(false))
-}
-
-const keptSpans = 200
-
-// recentSpans keeps the spans that have ended last.
-type recentSpans struct {
-	mu    sync.Mutex
-	spans []trace.ReadOnlySpan
-}
-
-func (r *recentSpans) ExportSpans(_ context.Context, spans []trace.ReadOnlySpan) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.spans = append(r.spans, spans...)
-	r.spans = append([]trace.ReadOnlySpan(nil), r.spans[max(0, len(r.spans)-keptSpans):]...)
-	return nil
-}
-
-func (*recentSpans) Shutdown(context.Context) error { return nil }
-
-func (r *recentSpans) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	r.mu.Lock()
-	spans := r.spans
-	r.mu.Unlock()
-	w.Header().Set("Content-Type", "application/json")
-	if printer, err := stdouttrace.New(stdouttrace.WithWriter(w)); err == nil {
-		_ = printer.ExportSpans(req.Context(), spans)
-	}
 }

@@ -23,7 +23,7 @@ func (l *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock
 	if len(keys) == 0 {
 		return results, ctx.Err()
 	}
-	renewed, err := l.holds(ctx, l.stmt.renewBatch, keys, tokens, ttls)
+	renewed, err := l.holds(ctx, l.on(renewBatch), keys, tokens, ttls)
 	if err != nil {
 		return nil, err
 	}

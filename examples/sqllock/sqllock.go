@@ -11,15 +11,13 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// A Locker keeps leases in a table. It is a [dlock.Locker], [dlock.BatchRenewer] and
-// [dlock.Inspector]. All methods may be called by any number of goroutines. It has
-// nothing to close: the [sql.DB] belongs to who opened it.
+// A Locker keeps leases in a table. It is a [dlock.Locker], [dlock.BatchRenewer] and [dlock.Inspector]. All methods may be
+// called by any number of goroutines. It has nothing to close: the [sql.DB] belongs to who opened it.
 type Locker struct {
 	db     *sql.DB
 	table  string
 	quoted string // the table, as SQL
-	stmt   statements
-	err    error // why no call can succeed: a bad argument of New
+	err    error  // why no call can succeed: a bad argument of New
 }
 
 var (
@@ -37,8 +35,7 @@ func WithTable(name string) Option {
 	return func(l *Locker) { l.table = name }
 }
 
-// New returns a Locker on the database that db talks to. Bad arguments make its
-// methods fail with [dlock.ErrInvalid].
+// New returns a Locker on the database that db talks to. Bad arguments make its methods fail with [dlock.ErrInvalid].
 func New(db *sql.DB, opts ...Option) *Locker {
 	l := &Locker{db: db, table: "dlock"}
 	for _, opt := range opts {
@@ -48,7 +45,6 @@ func New(db *sql.DB, opts ...Option) *Locker {
 	if db == nil {
 		l.err = invalid("db: nil")
 	}
-	l.stmt = statementsOn(l.quoted)
 	return l
 }
 
@@ -63,8 +59,7 @@ func (l *Locker) CreateTable(ctx context.Context) error {
 		return err
 	}
 	defer tx.Rollback()
-	// One at a time, until the end of the transaction: IF NOT EXISTS alone fails if
-	// two create the same at once.
+	// One at a time, until the end of the transaction: IF NOT EXISTS alone fails if two create the same at once.
 	if _, err := tx.ExecContext(ctx, "SELECT pg_advisory_xact_lock($1)", int64(createLock)); err != nil {
 		return err
 	}
@@ -72,8 +67,8 @@ func (l *Locker) CreateTable(ctx context.Context) error {
 	if err := tx.QueryRowContext(ctx, "SELECT to_regclass($1) IS NOT NULL", l.quoted).Scan(&exists); err != nil || exists {
 		return err
 	}
-	for _, stmt := range l.stmt.create {
-		if _, err := tx.ExecContext(ctx, stmt); err != nil {
+	for _, stmt := range []string{createTable, createIndex} {
+		if _, err := tx.ExecContext(ctx, l.on(stmt)); err != nil {
 			return err
 		}
 	}
@@ -90,7 +85,7 @@ func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 	}
 	var fence, remaining sql.NullInt64
 	var holder []byte
-	err := l.db.QueryRowContext(ctx, l.stmt.acquire, []byte(key), []byte(token), ttl.Milliseconds()).
+	err := l.db.QueryRowContext(ctx, l.on(acquire), []byte(key), []byte(token), ttl.Milliseconds()).
 		Scan(&fence, &holder, &remaining)
 	switch {
 	case errors.Is(err, sql.ErrNoRows): // another was granted the key during the statement
@@ -108,7 +103,7 @@ func (l *Locker) Renew(ctx context.Context, key, token string, ttl time.Duration
 	if err := l.check(key, token, ttl); err != nil {
 		return false, err
 	}
-	return changed(l.db.ExecContext(ctx, l.stmt.renew, []byte(key), []byte(token), ttl.Milliseconds()))
+	return changed(l.db.ExecContext(ctx, l.on(renew), []byte(key), []byte(token), ttl.Milliseconds()))
 }
 
 // Release implements [dlock.Locker].
@@ -116,7 +111,7 @@ func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	if err := l.check(key, token, time.Second); err != nil {
 		return false, err
 	}
-	return changed(l.db.ExecContext(ctx, l.stmt.release, []byte(key), []byte(token)))
+	return changed(l.db.ExecContext(ctx, l.on(release), []byte(key), []byte(token)))
 }
 
 // Inspect implements [dlock.Inspector].
@@ -126,7 +121,7 @@ func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	}
 	var token []byte
 	var remaining int64
-	err := l.db.QueryRowContext(ctx, l.stmt.inspect, []byte(key)).Scan(&token, &remaining)
+	err := l.db.QueryRowContext(ctx, l.on(inspect), []byte(key)).Scan(&token, &remaining)
 	if errors.Is(err, sql.ErrNoRows) {
 		return dlock.Hold{}, nil
 	}

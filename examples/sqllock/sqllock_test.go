@@ -47,9 +47,8 @@ func harness(t *testing.T) conformance.Harness {
 	}
 }
 
-// wipe makes the database forget what it knows of locks, while they are in use: the
-// rows, and what sequences have counted, if there were any. A table that is dropped
-// would be missed by whoever uses it just then.
+// wipe makes the database forget what it knows of locks, while they are in use: the rows, and what sequences have counted,
+// if there were any. A table that is dropped would be missed by whoever uses it just then.
 const wipe = `DO $$
 DECLARE counter regclass;
 BEGIN

@@ -33,8 +33,7 @@ func fresh(t *testing.T, settings ...string) (*sqllock.Locker, *sql.DB) {
 	return sqllock.New(sqltest.Open(t, server, settings...)), db
 }
 
-// lock locks the row of a key, as a statement of another session does, until the
-// function that it returns is called.
+// lock locks the row of a key, as a statement of another session does, until the function that it returns is called.
 func lock(t *testing.T, db *sql.DB, key string) (unlock func()) {
 	t.Helper()
 	tx, err := db.Begin()
@@ -45,8 +44,7 @@ func lock(t *testing.T, db *sql.DB, key string) (unlock func()) {
 	return func() { tx.Rollback() }
 }
 
-// soon is a context for calls that must not wait for a row. They return long before
-// it ends, or never.
+// soon is a context for calls that must not wait for a row. They return long before it ends, or never.
 func soon(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	t.Cleanup(cancel)
@@ -130,8 +128,7 @@ func TestLockedRowsAreNotWaitedFor(t *testing.T) {
 	assert.Equal(t, 2, number(t, db, rows), "the old one is locked")
 }
 
-// A refusal locks no row: those who ask do not stand in each other's way, nor in the
-// holder's.
+// A refusal locks no row: those who ask do not stand in each other's way, nor in the holder's.
 func TestRefusalLocksNothing(t *testing.T) {
 	l, db := fresh(t)
 	acquire(t, l, "key", "holder", long)
@@ -189,8 +186,7 @@ func TestReadOnlyServer(t *testing.T) {
 	}
 }
 
-// Batches over the same keys in different orders, single calls, and deletions do not
-// wait for each other in a circle.
+// Batches over the same keys in different orders, single calls, and deletions do not wait for each other in a circle.
 func TestNoDeadlocks(t *testing.T) {
 	l, db := fresh(t)
 	const keys, rounds = 40, 30

@@ -2,20 +2,9 @@ package sqllock
 
 import "strings"
 
-// Statements are the SQL of a [Locker]. In all of them $1 is the key, $2 the token
+// on returns a statement on the table. In all of them $1 is the key, $2 the token
 // and $3 the TTL in milliseconds; in renewBatch they are arrays of these.
-type statements struct {
-	acquire, renew, release, inspect, renewBatch string
-	create                                       []string
-}
-
-func statementsOn(table string) statements {
-	on := func(stmt string) string { return strings.ReplaceAll(stmt, "{table}", table) }
-	return statements{
-		acquire: on(acquire), renew: on(renew), release: on(release), inspect: on(inspect), renewBatch: on(renewBatch),
-		create: []string{on(createTable), on(createIndex)},
-	}
-}
+func (l *Locker) on(stmt string) string { return strings.ReplaceAll(stmt, "{table}", l.quoted) }
 
 // A lease ends at expires; token is NULL once it was released. Fence is that of the
 // latest grant. The index is for the deletion of old rows.
@@ -30,16 +19,14 @@ CREATE TABLE {table} (
 	createIndex = `CREATE INDEX ON {table} (expires)`
 )
 
-// acquire returns the fence of the grant; or the holder's token and what remains of
-// its lease in microseconds; or no row, if another was granted the key during the
-// statement, so that its snapshot does not show the holder.
+// acquire returns the fence of the grant; or the holder's token and what remains of its lease in microseconds; or no row,
+// if another was granted the key during the statement, so that its snapshot does not show the holder.
 //
-// A refusal only reads: waiters who ask again and again write nothing and lock no
-// row. To be granted, the row is inserted, or locked and looked at anew. Clock and
-// fence of that moment decide. Then old rows are deleted: none but those that nobody
-// has locked, so that nothing is waited for while the granted row is locked, and none
-// before the grant, which the condition on granted makes sure of. Their index serves
-// now(), which does not change during a statement, and not clock_timestamp().
+// A refusal only reads: waiters who ask again and again write nothing and lock no row. To be granted, the row is inserted,
+// or locked and looked at anew. Clock and fence of that moment decide. Then old rows are deleted: none but those that
+// nobody has locked, so that nothing is waited for while the granted row is locked, and none before the grant, which the
+// condition on granted makes sure of. Their index serves now(), which does not change during a statement, and not
+// clock_timestamp().
 const acquire = `
 WITH holder AS (
 	SELECT token, expires FROM {table}
@@ -66,10 +53,9 @@ SELECT fence, NULL AS token, NULL AS remaining FROM granted
 UNION ALL
 SELECT NULL, token, greatest(1, extract(epoch FROM expires - clock_timestamp()) * 1000000)::bigint FROM holder`
 
-// renew and release lock the row first, and look at the clock then. A condition on the
-// row itself would be looked at before the statement waits for it, and not again if
-// whoever had locked it has changed nothing: a lease that has expired meanwhile would
-// be renewed.
+// renew and release lock the row first, and look at the clock then. A condition on the row itself would be looked at before
+// the statement waits for it, and not again if whoever had locked it has changed nothing: a lease that has expired
+// meanwhile would be renewed.
 const (
 	renew = `
 WITH locked AS (
@@ -89,8 +75,7 @@ FROM locked
 WHERE key = $1 AND locked.expires > clock_timestamp()`
 )
 
-// inspect returns the holder's token and what remains of its lease in microseconds,
-// or no row.
+// inspect returns the holder's token and what remains of its lease in microseconds, or no row.
 const inspect = `
 SELECT token, greatest(1, extract(epoch FROM expires - clock_timestamp()) * 1000000)::bigint
 FROM {table}

@@ -1,5 +1,4 @@
-// Package dlockgocron is a Locker for gocron: each start of a job runs on one of the processes that
-// have the same job.
+// Package dlockgocron is a Locker for gocron: each start of a job runs on one of the processes that have the same job.
 //
 //	scheduler, err := gocron.NewScheduler(gocron.WithDistributedLocker(dlockgocron.NewLocker(client, 10*time.Second)))
 //
@@ -36,8 +35,7 @@
 //		}
 //	}))
 //
-// An Elector is for jobs that must all run on the same process. An election is one. The examples are
-// complete:
+// An Elector is for jobs that must all run on the same process. An election is one. The examples are complete:
 //
 //	gocron.WithDistributedElector(election.New(client, "scheduler"))
 package dlockgocron
@@ -52,11 +50,10 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// NewLocker returns a Locker whose keys are the names of the jobs: see gocron.WithName. A key stays
-// taken for minHold, even if the job ends earlier, so that another process whose clock or timer is
-// late finds it taken. Set minHold longer than the processes' starts of one run lie apart, and
-// shorter than the time between two runs. If it is not positive, every Lock fails with
-// [dlock.ErrInvalid].
+// NewLocker returns a Locker whose keys are the names of the jobs: see gocron.WithName. A key stays taken for minHold, even
+// if the job ends earlier, so that another process whose clock or timer is late finds it taken. Set minHold longer than the
+// processes' starts of one run lie apart, and shorter than the time between two runs. If it is not positive, every Lock
+// fails with [dlock.ErrInvalid].
 //
 // Lock makes one attempt. It fails with [dlock.ErrHeld] if another process has the key. The lease is
 // renewed while the job runs. TTL and owner are those of c.

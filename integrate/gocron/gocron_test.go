@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/go-co-op/gocron/v2"
@@ -19,6 +18,7 @@ import (
 	"github.com/dlock-go/dlock/backend/memory"
 	"github.com/dlock-go/dlock/election"
 	dlockgocron "github.com/dlock-go/dlock/integrate/gocron"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/once"
 )
 
@@ -117,24 +117,24 @@ type job struct {
 	name   string
 	way    way
 	takes  time.Duration
-	spread time.Duration                         // from the first start of a run to the last
-	runs   func(ticks int) (atLeast, atMost int) // in virtual time
+	spread time.Duration // from the first start of a run to the last
+	runs   [2]int        // at least, and at most
 }
 
-func (j job) String() string {
-	return fmt.Sprintf("%s, job of %v, starts %v apart", j.name, j.takes, j.spread)
-}
+const (
+	ticks = 40
+	apart = period * 4 / 5
+)
 
-func exactly(ticks int) (atLeast, atMost int) { return ticks, ticks }
-func some(ticks int) (atLeast, atMost int)    { return ticks/2 + 1, ticks - 1 }
-func more(ticks int) (atLeast, atMost int)    { return 2*ticks + 1, processes * ticks }
-
-const apart = period * 4 / 5
+var (
+	exactly = [2]int{ticks, ticks}
+	some    = [2]int{ticks/2 + 1, ticks - 1}
+	more    = [2]int{2*ticks + 1, processes * ticks}
+)
 
 // Five processes with real schedulers start a job, in virtual time. The first is a lock that is released at once: it
 // shows that the starts do collide.
 func TestJobRunsOnOneProcess(t *testing.T) {
-	const ticks = 40
 	jobs := []job{
 		{"control", byLocker(time.Millisecond), short, apart, more},
 		{"Locker", byLocker(period / 2), short, period / 5, exactly},
@@ -148,8 +148,8 @@ func TestJobRunsOnOneProcess(t *testing.T) {
 		}
 	}
 	for _, j := range jobs {
-		t.Run(j.String(), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s, job of %v, starts %v apart", j.name, j.takes, j.spread), func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				store := memory.New()
 				var runs, running atomic.Int64
 				begin := time.Now().Add(2 * period).Truncate(period).Add(period / 10)
@@ -175,9 +175,8 @@ func TestJobRunsOnOneProcess(t *testing.T) {
 				for _, stop := range stops {
 					stop()
 				}
-				atLeast, atMost := j.runs(ticks)
-				require.GreaterOrEqual(t, int(runs.Load()), atLeast)
-				require.LessOrEqual(t, int(runs.Load()), atMost)
+				require.GreaterOrEqual(t, int(runs.Load()), j.runs[0])
+				require.LessOrEqual(t, int(runs.Load()), j.runs[1])
 				t.Log(runs.Load(), "runs of", ticks)
 			})
 		})

@@ -1,5 +1,4 @@
-// Package learn learns from the holds of a lock how long its TTL should be, for leases that are
-// not renewed.
+// Package learn learns from the holds of a lock how long its TTL should be, for leases that are not renewed.
 //
 //	learner := learn.New(class, time.Second, 5*time.Minute)
 //	client := dlock.New(locker,
@@ -15,16 +14,14 @@
 //
 //	max(3 × mean, 2 × p99, p99.7) + allowance
 //
-// of the latest 1,000 to 2,000 holds of a class of keys. A lost lease counts with all of its work,
-// until Release was called. The third term is for work that is short, and now and then very long.
-// The allowance is for round trips, as they were measured, and for the difference of clocks. The
-// TTL is the maximum until 20 holds have been seen.
+// of the latest 1,000 to 2,000 holds of a class of keys. A lost lease counts with all of its work, until Release was
+// called. The third term is for work that is short, and now and then very long. The allowance is for round trips, as they
+// were measured, and for the difference of clocks. The TTL is the maximum until 20 holds have been seen.
 //
-// In simulations of 20,000 holds, up to 0.4 % of the leases were lost, even with Pareto work (α = 1.1).
-// More are lost in two cases. Up to 1 % of the first 100 leases are lost, on average, because little is
-// known yet. If work suddenly takes ten times as long, 10 to 25 leases are lost before the TTL follows.
-// Up to 40 are lost if the work stops with its lease, since nobody then knows how long it would have
-// taken.
+// In simulations of 20,000 holds, up to 0.4 % of the leases were lost, even with Pareto work (α = 1.1). More are lost in
+// two cases. Up to 1 % of the first 100 leases are lost, on average, because little is known yet. If work suddenly takes
+// ten times as long, 10 to 25 leases are lost before the TTL follows. Up to 40 are lost if the work stops with its lease,
+// since nobody then knows how long it would have taken.
 //
 // A class takes 1.5 kB, and there are at most 100 classes. There is nothing to close. If a lost lease would be
 // costly, renew your leases, which is the default: they need none of this (see [dlock.WithTTLFrom]).
@@ -64,10 +61,9 @@ type work struct {
 	need time.Duration // of most of them; 0 while too little is known
 }
 
-// New returns a Learner. class returns the class of a key, such as "order" for "order:1234": keys
-// of one class share what is learned. There are at most 100 classes; keys of further ones are in
-// the class "other". If class is nil, all keys are in one class. min and max are the limits of the
-// TTL. A max below min counts as min.
+// New returns a Learner. class returns the class of a key, such as "order" for "order:1234": keys of one class share what
+// is learned. There are at most 100 classes; keys of further ones are in the class "other". If class is nil, all keys are
+// in one class. min and max are the limits of the TTL. A max below min counts as min.
 func New(class func(key string) string, min, max time.Duration) *Learner {
 	if class == nil {
 		class = func(string) string { return other }

@@ -11,7 +11,7 @@ const maxClasses = 100
 type classes struct {
 	of func(key string) string // nil: all keys have one class
 
-	mu    sync.RWMutex
+	mu    sync.Mutex
 	known map[string]struct{}
 }
 
@@ -21,26 +21,14 @@ func (c *classes) class(key string) string {
 		return "all"
 	}
 	class := valid(c.of(key))
-	c.mu.RLock()
-	_, known := c.known[class]
-	full := len(c.known) >= maxClasses
-	c.mu.RUnlock()
-	switch {
-	case known:
-		return class
-	case full:
-		return "other"
-	}
-	return c.add(strings.Clone(class)) // which may be part of a long key
-}
-
-func (c *classes) add(class string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, known := c.known[class]; !known && len(c.known) >= maxClasses {
-		return "other"
+	if _, known := c.known[class]; !known {
+		if len(c.known) >= maxClasses {
+			return "other"
+		}
+		c.known[strings.Clone(class)] = struct{}{} // it may be part of a long key
 	}
-	c.known[class] = struct{}{}
 	return class
 }
 

@@ -7,17 +7,14 @@
 //
 // # Traces
 //
-// An acquisition is a span "dlock acquire", and its lease a span "dlock hold". They are siblings
-// under the caller's span. Spans of an instrumented Redis client for the acquisition or the lease
-// are children of these while the caller's span is open, for a minute at most. Later ones are in
-// traces of their own, each for up to a minute. Their root "dlock background" is linked to the
-// span. So the trace of a request ends with the request, and that of a leader does not grow for as
-// long as it leads. Renewals of several leases in one call belong to no lease: their spans are
-// traces of their own without a link.
+// An acquisition is a span "dlock acquire", and its lease a span "dlock hold". They are siblings under the caller's span.
+// Spans of an instrumented Redis client for the acquisition or the lease are children of these while the caller's span is
+// open, for a minute at most. Later ones are in traces of their own, each for up to a minute. Their root "dlock background"
+// is linked to the span. So the trace of a request ends with the request, and that of a leader does not grow for as long as
+// it leads. Renewals of several leases in one call belong to no lease: their spans are traces of their own without a link.
 //
-// A failed renewal, the loss of a lease and a late release are events of the span "dlock hold"
-// while that is younger than a minute. Later they are root spans that are linked to it: they are
-// exported at once, and not when the lease ends.
+// A failed renewal, the loss of a lease and a late release are events of the span "dlock hold" while that is younger than a
+// minute. Later they are root spans that are linked to it: they are exported at once, and not when the lease ends.
 //
 // # What is not exported
 //

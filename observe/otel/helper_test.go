@@ -42,8 +42,8 @@ func (r *recorder) observer(t testing.TB, opts ...otel.Option) *dlock.Observer {
 // metrics returns the metrics by name.
 func (r *recorder) metrics(t testing.TB) map[string]metricdata.Metrics {
 	all := make(map[string]metricdata.Metrics)
-	for _, scope := range r.collect(t).ScopeMetrics {
-		for _, m := range scope.Metrics {
+	if scopes := r.collect(t).ScopeMetrics; len(scopes) > 0 { // there is one, of this package
+		for _, m := range scopes[0].Metrics {
 			all[m.Name] = m
 		}
 	}
@@ -76,6 +76,16 @@ func (r *recorder) sums(t testing.TB, name, by string) map[string]sum {
 		s.count += int(p.Count)
 		s.total += p.Sum
 		all[text(v)] = s
+	}
+	return all
+}
+
+// values returns the values of a counter by their attributes.
+func (r *recorder) values(t testing.TB, name string) map[string]int64 {
+	all := make(map[string]int64)
+	counter, _ := r.metrics(t)[name].Data.(metricdata.Sum[int64])
+	for _, p := range counter.DataPoints {
+		all[p.Attributes.Encoded(attribute.DefaultEncoder())] = p.Value
 	}
 	return all
 }

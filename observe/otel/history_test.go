@@ -17,6 +17,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/israce"
 )
 
@@ -147,12 +148,11 @@ func trouble(store *memory.Locker, rng *rand.Rand, until time.Time) {
 	}
 }
 
-// Metrics and spans agree with what the callers have seen: every acquisition is counted once, and
-// every lease.
+// Metrics and spans agree with what the callers have seen: every acquisition is counted once, and every lease.
 func TestRandomHistory(t *testing.T) {
 	for seed := range uint64(60 / israce.Slower) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { randomHistory(t, seed) })
+			bubble.Test(t, func(t *testing.T) { randomHistory(t, seed) })
 		})
 	}
 }

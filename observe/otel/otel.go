@@ -14,8 +14,7 @@ import (
 	"github.com/dlock-go/dlock"
 )
 
-// New returns an Observer for [dlock.WithObserver]. Several Clients may share it. The error is that
-// of the MeterProvider.
+// New returns an Observer for [dlock.WithObserver]. Several Clients may share it. The error is that of the MeterProvider.
 func New(opts ...Option) (*dlock.Observer, error) {
 	c := newConfig(opts)
 	m, err := newMetrics(c)

@@ -96,8 +96,7 @@ func (s *span) renewalFailed(i dlock.RenewDoneInfo, why attribute.KeyValue) {
 	}
 }
 
-// leaseEnded ends the span of a lease. That of a lost one stays open for the release that is
-// late, as long as it is young.
+// leaseEnded ends the span of a lease. That of a lost one stays open for the release that is late, as long as it is young.
 func (s *span) leaseEnded(i dlock.LeaseDoneInfo) {
 	end := endKey.String(string(i.End))
 	s.mu.Lock()

@@ -17,6 +17,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/memory"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/observe/otel"
 )
 
@@ -46,7 +47,7 @@ func (l traced) Release(ctx context.Context, key, token string) (bool, error) {
 
 // inTrace runs a test in virtual time: under a caller's span, over a store that makes spans.
 func inTrace(t *testing.T, f func(t *testing.T, ctx context.Context, caller trace.Span, r *recorder, store *memory.Locker, c *dlock.Client), opts ...otel.Option) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		r, store := record(), memory.New()
 		tracer := r.tracers.Tracer("test")
 		c := dlock.New(traced{dlock.Forward{Locker: store}, tracer}, dlock.WithTTL(6*time.Second), dlock.WithObserver(r.observer(t, opts...)))
@@ -282,7 +283,7 @@ func TestFailedBatch(t *testing.T) {
 
 // A lease is renewed while its AcquireDone runs. The race detector sees if that is not expected.
 func TestRenewalDuringAcquireDone(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		r, renewed := record(), make(chan struct{})
 		first := &dlock.Observer{
 			AcquireDone: func(ctx context.Context, _ dlock.AcquireDoneInfo) context.Context {
