@@ -122,7 +122,7 @@ func TestOrderlyChanges(t *testing.T) {
 					g.standWith(dlock.New(struct{ dlock.Locker }{g.Memory}, dlock.WithTTL(ttl)), nil)
 				}
 			}
-			for n := range 1000 {
+			for n := range 200 {
 				g.all[n%test.candidates].Resign()
 				wait(test.pause)
 				require.Same(g, g.all[(n+1)%test.candidates], g.leader(), "after change %d", n+1)

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/cast"
 	"github.com/dlock-go/dlock/internal/israce"
 	"github.com/dlock-go/dlock/semaphore"
 )
@@ -20,16 +21,16 @@ import (
 // Eight processes work, and about two a second are killed.
 func TestNeverMore(t *testing.T) {
 	const permits = 3
-	everywhere(t, func(w *world) {
-		length := time.Minute
+	everywhere(t, func(w *cast.World) {
+		length := 20 * time.Second
 		if len(w.Servers) > 1 || israce.Enabled || testing.Short() {
-			length /= 6
+			length /= 2
 		}
 		end := time.Now().Add(length)
 		j := newJudge()
 		var work sync.WaitGroup
-		begin := func() *process {
-			p := w.process(permits, dlock.WithLocalTurns(1+7*rand.IntN(2)))
+		join := func() *process {
+			p := begin(w, permits, dlock.WithLocalTurns(1+7*rand.IntN(2)))
 			for range 2 {
 				work.Go(func() { j.work(w, p, end, func() time.Duration { return rand.N(60 * time.Millisecond) }) })
 			}
@@ -37,14 +38,14 @@ func TestNeverMore(t *testing.T) {
 		}
 		var all []*process
 		for range 8 {
-			all = append(all, begin())
+			all = append(all, join())
 		}
 		kills := 0
 		for ; time.Now().Before(end); kills++ {
 			time.Sleep(rand.N(time.Second))
 			n := rand.IntN(len(all))
 			all[n].Kill()
-			all[n] = begin()
+			all[n] = join()
 		}
 		work.Wait()
 		w.Logf("%d servers: %d kills, %d permits taken, at most %d at once", len(w.Servers), kills, len(j.waits), j.most)
@@ -65,11 +66,11 @@ func TestRate(t *testing.T) {
 	} {
 		var rates, spreads []float64
 		for range c.runs {
-			in(t, "redis", func(w *world) {
+			cast.In(t, "redis", func(w *cast.World) {
 				var work sync.WaitGroup
 				j, end, owed := newJudge(), time.Now().Add(length), 0
 				for range c.waiters {
-					p := w.process(c.permits)
+					p := begin(w, c.permits)
 					work.Go(func() { j.work(w, p, end, func() time.Duration { return hold }) })
 					time.AfterFunc(length, func() { j.change(0, func() { owed += p.Stats().ReleasesOwed }) })
 				}
@@ -90,12 +91,12 @@ func TestRate(t *testing.T) {
 }
 
 func TestWaitersAreServedInOrder(t *testing.T) {
-	everywhere(t, func(w *world) {
-		leases := w.fill(w.process(2), 2)
+	everywhere(t, func(w *cast.World) {
+		leases := fill(w, begin(w, 2), 2)
 		var waiters []<-chan acquired
 		for range 8 {
 			time.Sleep(100 * time.Millisecond)
-			waiters = append(waiters, w.process(2).start(w.Context()))
+			waiters = append(waiters, begin(w, 2).start(w.Context()))
 		}
 		time.Sleep(100 * time.Millisecond)
 		for n, waiter := range waiters {
@@ -114,13 +115,13 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 
 // The permits of dead processes are free when their own TTLs have passed. Those of the living stay.
 func TestDeadPermit(t *testing.T) {
-	everywhere(t, func(w *world) {
-		last := w.process(3)
+	everywhere(t, func(w *cast.World) {
+		last := begin(w, 3)
 		living, _, err := last.Acquire(w.Context())
 		require.NoError(w, err)
 		begun := time.Now()
 		for _, own := range []time.Duration{ttl, 10 * time.Second} {
-			p := w.process(3, dlock.WithTTL(own))
+			p := begin(w, 3, dlock.WithTTL(own))
 			_, _, err := p.Acquire(w.Context())
 			require.NoError(w, err)
 			time.Sleep(10 * rtt) // it has given the gate back
@@ -152,13 +153,13 @@ func TestDeadGateHolder(t *testing.T) {
 	} {
 		var longest time.Duration
 		for n := range 48 {
-			in(t, []string{"redis", "redlock"}[n%2], func(w *world) {
-				leases := w.fill(w.process(2), 2)
-				first := w.process(2, dlock.WithTTL(dlock.DefaultTTL))
+			cast.In(t, []string{"redis", "redlock"}[n%2], func(w *cast.World) {
+				leases := fill(w, begin(w, 2), 2)
+				first := begin(w, 2, dlock.WithTTL(dlock.DefaultTTL))
 				ctx, cancel := context.WithCancel(w.Context())
 				first.start(ctx)
 				time.Sleep(20*time.Millisecond + time.Duration(n/12)*1500*time.Millisecond)
-				second := w.process(2).start(w.Context())
+				second := begin(w, 2).start(w.Context())
 				time.Sleep(20 * time.Millisecond)
 				c.strike(first)
 				time.Sleep(time.Duration(n%12) * 500 * time.Millisecond)
@@ -181,12 +182,12 @@ func TestDeadGateHolder(t *testing.T) {
 // end, and the caller waits for the gate again, no longer than MaxWait in all.
 func TestLostGate(t *testing.T) {
 	for _, stolen := range []time.Duration{0, 4 * time.Second, time.Hour} { // 0: an outage
-		in(t, "memory", func(w *world) {
-			p := w.process(2, dlock.WithMaxWait(20*time.Second), dlock.WithTTL(time.Minute))
-			leases := w.fill(p, 2)
+		cast.In(t, "memory", func(w *cast.World) {
+			p := begin(w, 2, dlock.WithMaxWait(20*time.Second), dlock.WithTTL(time.Minute))
+			leases := fill(w, p, 2)
 			begun := time.Now()
 			waiter := p.start(w.Context())
-			waiting := func() [2]int { return [2]int{w.status(p, slot(0)).Waiting, w.status(p, slot(1)).Waiting} }
+			waiting := func() [2]int { return [2]int{status(w, p, slot(0)).Waiting, status(w, p, slot(1)).Waiting} }
 			time.Sleep(10 * time.Second)
 			require.Equal(w, [2]int{1, 1}, waiting())
 			if stolen == 0 {
@@ -222,9 +223,9 @@ func TestPermitOutOfReach(t *testing.T) {
 		func(context.Context) error { return &dlock.NoEffectError{Err: errors.New("OOM"), State: true} },
 		func(context.Context) error { return &dlock.NoEffectError{Err: errors.New("WRONGPASS")} },
 	} {
-		in(t, "memory", func(w *world) {
-			p := w.process(2)
-			leases := w.fill(p, 2)
+		cast.In(t, "memory", func(w *cast.World) {
+			p := begin(w, 2)
+			leases := fill(w, p, 2)
 			w.Try = func(ctx context.Context, key string, call func() (dlock.Attempt, error)) (dlock.Attempt, error) {
 				if key == slot(0) {
 					return dlock.Attempt{}, fault(ctx)
@@ -255,9 +256,9 @@ func TestPermitOutOfReach(t *testing.T) {
 
 // MaxWait and ctx limit the wait for gate and permit together. After an error nothing is left.
 func TestLimits(t *testing.T) {
-	everywhere(t, func(w *world) {
-		p, none := w.process(2, dlock.WithMaxWait(10*time.Second), dlock.WithOwner("a")), w.process(2, dlock.WithMaxWait(0))
-		leases := w.fill(p, 2)
+	everywhere(t, func(w *cast.World) {
+		p, none := begin(w, 2, dlock.WithMaxWait(10*time.Second), dlock.WithOwner("a")), begin(w, 2, dlock.WithMaxWait(0))
+		leases := fill(w, p, 2)
 		try := func() (permit int, err error) {
 			for _, acquire := range []func(context.Context) (*dlock.Lease, int, error){none.Acquire, p.TryAcquire} {
 				var lease *dlock.Lease
@@ -270,7 +271,7 @@ func TestLimits(t *testing.T) {
 		begun := time.Now()
 		six, cancel := context.WithTimeout(w.Context(), 6*time.Second)
 		defer cancel()
-		one := w.process(2).start(six)
+		one := begin(w, 2).start(six)
 		time.Sleep(time.Second)
 		two := p.start(w.Context())
 		_, err := try()
@@ -297,8 +298,8 @@ func TestLimits(t *testing.T) {
 		left := p.Stats()
 		require.Zero(w, left.Leases+left.Waiters+left.ReleasesOwed, "%+v", left)
 		for _, key := range []string{"sem", slot(0), slot(1)} {
-			status := w.status(p, key)
-			require.False(w, status.Held || status.Waiting > 0, "%s: %+v", key, status)
+			found := status(w, p, key)
+			require.False(w, found.Held || found.Waiting > 0, "%s: %+v", key, found)
 		}
 	})
 }
@@ -306,8 +307,8 @@ func TestLimits(t *testing.T) {
 // Whatever else an Acquire finds free is given back. If some are free, nobody who tries all is refused.
 func TestCrossingGrants(t *testing.T) {
 	const permits = 64
-	in(t, "redis", func(w *world) {
-		p := w.process(permits)
+	cast.In(t, "redis", func(w *cast.World) {
+		p := begin(w, permits)
 		var leases []*dlock.Lease
 		requests := func() int { time.Sleep(10 * rtt); return w.Servers[0].Cost().Scripts }
 		before := requests()
@@ -333,7 +334,7 @@ func TestCrossingGrants(t *testing.T) {
 		}
 		var all []<-chan acquired
 		for range permits - 10 {
-			all = append(all, w.process(permits, dlock.WithMaxWait(0)).start(w.Context()))
+			all = append(all, begin(w, permits, dlock.WithMaxWait(0)).start(w.Context()))
 		}
 		for _, one := range all {
 			require.NoError(w, (<-one).err)
@@ -344,9 +345,9 @@ func TestCrossingGrants(t *testing.T) {
 // A permit is a lock, with an owner, which is detached and broken like others. A process that names a larger
 // number has more.
 func TestPermitIsALock(t *testing.T) {
-	in(t, "memory", func(w *world) {
-		p, three := w.process(2, dlock.WithOwner("a")), w.process(3)
-		leases := w.fill(p, 2)
+	cast.In(t, "memory", func(w *cast.World) {
+		p, three := begin(w, 2, dlock.WithOwner("a")), begin(w, 3)
+		leases := fill(w, p, 2)
 		d, err := leases[0].Detach()
 		require.NoError(w, err)
 		_, err = three.Adopt(w.Context(), d)
@@ -354,12 +355,12 @@ func TestPermitIsALock(t *testing.T) {
 		time.Sleep(time.Minute)
 		_, _, err = p.TryAcquire(w.Context())
 		require.ErrorIs(w, err, dlock.ErrHeld)
-		status := w.status(three, slot(1))
-		require.Equal(w, "a", status.Owner)
+		found := status(w, three, slot(1))
+		require.Equal(w, "a", found.Owner)
 		_, permit, err := three.TryAcquire(w.Context())
 		require.NoError(w, err)
 		require.Equal(w, 2, permit)
-		require.NoError(w, three.Break(w.Context(), status))
+		require.NoError(w, three.Break(w.Context(), found))
 		_, permit, err = p.TryAcquire(w.Context())
 		require.NoError(w, err)
 		require.Equal(w, 1, permit)
@@ -368,16 +369,16 @@ func TestPermitIsALock(t *testing.T) {
 
 // Options that are about the work do not change the gate.
 func TestOptions(t *testing.T) {
-	in(t, "memory", func(w *world) {
-		leases := w.fill(w.process(2), 2)
-		p := w.process(2, dlock.WithRenewal(false), dlock.WithMaxHold(time.Second),
+	cast.In(t, "memory", func(w *cast.World) {
+		leases := fill(w, begin(w, 2), 2)
+		p := begin(w, 2, dlock.WithRenewal(false), dlock.WithMaxHold(time.Second),
 			dlock.WithTTLFrom(func(string) time.Duration { return time.Second }))
 		waiter := p.start(w.Context())
 		time.Sleep(time.Second)
-		gate := w.status(p, "sem")
+		gate := status(w, p, "sem")
 		require.InDelta(w, 3*time.Second, gate.Remaining, float64(time.Second))
 		time.Sleep(time.Minute)
-		require.Equal(w, gate.Started, w.status(p, "sem").Started)
+		require.Equal(w, gate.Started, status(w, p, "sem").Started)
 		require.NoError(w, leases[0].Release())
 		lease := (<-waiter).lease
 		require.InDelta(w, time.Second, time.Until(lease.Deadline()), float64(20*time.Millisecond))
@@ -385,8 +386,8 @@ func TestOptions(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
-	in(t, "memory", func(w *world) {
-		p, calls := w.process(2), 0
+	cast.In(t, "memory", func(w *cast.World) {
+		p, calls := begin(w, 2), 0
 		client := p.With(dlock.WithObserver(&dlock.Observer{AcquireStart: func(ctx context.Context, _ dlock.AcquireStartInfo) context.Context {
 			calls++
 			return ctx
@@ -424,7 +425,7 @@ func TestRefusals(t *testing.T) {
 		time.AfterFunc(time.Second, func() { w.Memory.Fail(nil) })
 		_, _, err = semaphore.New(p.With(dlock.WithOutage(time.Minute)), "other", 1).Acquire(w.Context())
 		require.NoError(w, err)
-		w.fill(p, 2)
+		fill(w, p, 2)
 		waiter := p.start(w.Context())
 		time.Sleep(time.Second)
 		require.NoError(w, p.Close())
@@ -434,17 +435,17 @@ func TestRefusals(t *testing.T) {
 
 // A Client is shut down at any instant of a call of Acquire. The error says so, and not that the caller's ctx has ended.
 func TestShutdownDuringAcquire(t *testing.T) {
-	everywhere(t, func(w *world) {
-		holder := w.process(2)
+	everywhere(t, func(w *cast.World) {
+		holder := begin(w, 2)
 		over, end := context.WithCancel(w.Context())
 		end()
 		for after := time.Duration(0); after < 8*rtt; after += rtt / 4 {
 			for _, full := range []bool{false, true} {
 				var leases []*dlock.Lease
 				if full {
-					leases = w.fill(holder, 2)
+					leases = fill(w, holder, 2)
 				}
-				p := w.process(2)
+				p := begin(w, 2)
 				done := p.start(w.Context())
 				time.Sleep(after)
 				_ = p.Shutdown(over)
@@ -464,10 +465,10 @@ func TestShutdownDuringAcquire(t *testing.T) {
 }
 
 func TestDo(t *testing.T) {
-	in(t, "memory", func(w *world) {
-		p := w.process(1)
+	cast.In(t, "memory", func(w *cast.World) {
+		p := begin(w, 1)
 		do := func(work func(context.Context) error) error {
-			defer func() { require.False(w, w.status(p, slot(0)).Held) }()
+			defer func() { require.False(w, status(w, p, slot(0)).Held) }()
 			return p.Do(w.Context(), func(ctx context.Context, permit int, lease *dlock.Lease) error {
 				found, _ := dlock.LeaseFromContext(ctx, slot(permit))
 				require.Same(w, lease, found)

@@ -23,18 +23,10 @@ const (
 
 var errAway = errors.New("connection refused")
 
-// A world is one whose processes use the semaphore.
-type world struct{ *cast.World }
-
-func in(t *testing.T, store string, f func(*world)) {
-	t.Helper()
-	cast.In(t, store, func(w *cast.World) { f(&world{w}) })
-}
-
 // everywhere calls f with each kind of store.
-func everywhere(t *testing.T, f func(*world)) {
+func everywhere(t *testing.T, f func(*cast.World)) {
 	for _, store := range []string{"memory", "redis", "redlock"} {
-		in(t, store, f)
+		cast.In(t, store, f)
 	}
 }
 
@@ -43,7 +35,7 @@ type process struct {
 	*semaphore.Semaphore
 }
 
-func (w *world) process(permits int, opts ...dlock.Option) *process {
+func begin(w *cast.World, permits int, opts ...dlock.Option) *process {
 	p := w.Process(append([]dlock.Option{dlock.WithTTL(ttl)}, opts...)...)
 	return &process{p, semaphore.New(p.Client, "sem", permits)}
 }
@@ -63,7 +55,7 @@ func (p *process) start(ctx context.Context) <-chan acquired {
 }
 
 // fill takes all permits, and returns their leases by their numbers.
-func (w *world) fill(p *process, permits int) []*dlock.Lease {
+func fill(w *cast.World, p *process, permits int) []*dlock.Lease {
 	leases := make([]*dlock.Lease, permits)
 	for range leases {
 		lease, i, err := p.Acquire(w.Context())
@@ -77,7 +69,7 @@ func (w *world) fill(p *process, permits int) []*dlock.Lease {
 
 func slot(i int) string { return "sem#" + strconv.Itoa(i) }
 
-func (w *world) status(p *process, key string) dlock.Status {
+func status(w *cast.World, p *process, key string) dlock.Status {
 	status, err := p.Inspect(w.Context(), key)
 	require.NoError(w, err)
 	return status
@@ -96,7 +88,7 @@ type judge struct {
 func newJudge() *judge { return &judge{held: make(map[int]bool), fences: make(map[int]int64)} }
 
 // work takes permits, and holds each for as long as hold says, or until its process is killed.
-func (j *judge) work(w *world, p *process, until time.Time, hold func() time.Duration) {
+func (j *judge) work(w *cast.World, p *process, until time.Time, hold func() time.Duration) {
 	for begun := time.Now(); begun.Before(until); begun = time.Now() {
 		lease, permit, err := p.Acquire(w.Context())
 		if err != nil {

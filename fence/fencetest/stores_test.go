@@ -8,7 +8,6 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -25,14 +24,6 @@ import (
 
 // lasts is how long the tests race, if DLOCK_LONG has fences, as in fences=60s. They also write more then.
 var lasts, _ = time.ParseDuration(long.Of("fences"))
-
-func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "writer" {
-		becomeWriter(os.Args[2:])
-		return
-	}
-	m.Run()
-}
 
 // A store is an empty database with a table for fences.
 type store struct {
