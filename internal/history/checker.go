@@ -337,9 +337,6 @@ func (s state) covers(s2 state, reads uint64) bool {
 		s.done&s2.done == s2.done && s.done&^reads == s2.done&^reads
 }
 
-// dominates is state.covers; tests search without it.
-var dominates = state.covers
-
 // A frontier is a set of states of which none covers another.
 type frontier struct {
 	reads   uint64
@@ -349,12 +346,12 @@ type frontier struct {
 
 func (f *frontier) add(s state) {
 	for i, other := range f.states {
-		if !f.covered[i] && dominates(other, s, f.reads) {
+		if !f.covered[i] && other.covers(s, f.reads) {
 			return
 		}
 	}
 	for i, other := range f.states {
-		f.covered[i] = f.covered[i] || dominates(s, other, f.reads)
+		f.covered[i] = f.covered[i] || s.covers(other, f.reads)
 	}
 	f.states, f.covered = append(f.states, s), append(f.covered, false)
 }

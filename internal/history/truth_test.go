@@ -105,36 +105,3 @@ func TestTruthIsAccepted(t *testing.T) {
 		require.Nil(t, v, "seed %d: %v", seed, v)
 	}
 }
-
-// States that another covers may be left out: the verdict is that of a search which leaves none out.
-func TestCoveredStatesAreNotNeeded(t *testing.T) {
-	verdict := func(operations []*Operation) (conflict []*Operation, known bool) {
-		v, err := testModel.checkAnswers(operations)
-		if v != nil {
-			conflict = v.Operations
-		}
-		return conflict, err == nil // else there are too many states
-	}
-	wrong := 0
-	for seed := range uint64(400) {
-		operations := simulate(seed, 3, 6, 20, true)
-		rng := rand.New(rand.NewPCG(seed, 1))
-		for range 8 { // may make it wrong
-			a, b := operations[rng.IntN(len(operations))], operations[rng.IntN(len(operations))]
-			if a.Method == b.Method && a.Err == nil && b.Err == nil {
-				a.Outcome, a.Holder, a.Fence, a.Since = b.Outcome, b.Holder, b.Fence, a.Called
-			}
-		}
-		pruned, _ := verdict(operations)
-		dominates = func(s, s2 state, _ uint64) bool { return s == s2 }
-		whole, known := verdict(operations)
-		dominates = state.covers
-		if known {
-			require.Equal(t, whole, pruned, "seed %d", seed)
-		}
-		if len(whole) > 0 {
-			wrong++
-		}
-	}
-	require.Greater(t, wrong, 50)
-}
