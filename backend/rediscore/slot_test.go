@@ -326,7 +326,7 @@ func TestSetAndWaiters(t *testing.T) {
 		s.expire() // nobody notices, but the set
 		require.Equal(s, []dlock.Attempt{{Free: true}, {Holder: "A", Remaining: ttl, HeldSince: time.UnixMicro(handed.UnixMicro())}}, set())
 		w.granted()
-		s.crowd(12_000, "dead", "pnobody")
+		s.crowd(5_100, "dead", "pnobody")
 		s.expire()
 		require.True(s, set()[1].Acquired)
 	})
