@@ -881,21 +881,6 @@ func TestOutageBeginsWithAnAttempt(t *testing.T) {
 // errLoading is the answer of a store that will soon be ready.
 var errLoading = fmt.Errorf("client: %w", &dlock.NoEffectError{Err: errors.New("LOADING"), Temporary: true})
 
-// Any other error ends that, also one that joins the errors of several stores.
-func TestErrorWhileTheStoreIsNotReady(t *testing.T) {
-	for _, other := range []error{errStore, errors.Join(errLoading, errStore), &dlock.NoEffectError{Err: errStore}} {
-		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-			s.onCall(func(c *call) {
-				if c.err = errLoading; len(s.made("try")) > 3 {
-					c.err = other
-				}
-			})
-			require.ErrorIs(t, errOf(dlock.New(s).Acquire(t.Context(), "k")), other)
-			require.Len(t, s.made("try"), 4)
-		})
-	}
-}
-
 // A store that refuses because of its own state is waited for if WithOutage says so, also in the middle of
 // an outage. What the user may not do ends the patience at once.
 func TestStateOfTheStore(t *testing.T) {
@@ -915,6 +900,10 @@ func TestStateOfTheStore(t *testing.T) {
 		}{
 			{[]error{errOOM}, 0, 0, "the store refused: OOM"},
 			{[]error{errLoading, errOOM}, 0, time.Second, "the store refused: OOM"},
+			// Any other error ends the patience for a store that will soon be ready, also one that joins the errors of several.
+			{[]error{errLoading, errStore}, 0, time.Second, "store unavailable: no answer for 1"},
+			{[]error{errLoading, errors.Join(errLoading, errStore)}, 0, time.Second, "store unavailable: no answer for 1"},
+			{[]error{errLoading, &dlock.NoEffectError{Err: errStore}}, 0, time.Second, "the store refused: store: connection refused"},
 			{[]error{errOOM, errOOM, nil}, time.Minute, 2 * time.Second, ""},
 			{[]error{errOOM, errStore, errOOM, nil}, time.Minute, 3 * time.Second, ""},
 			{[]error{errOOM}, 3 * time.Second, 3 * time.Second, "store unavailable: no success for 3s: the store refused: OOM"},
