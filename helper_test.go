@@ -485,6 +485,13 @@ func settle(d time.Duration) {
 	synctest.Wait()
 }
 
+// async runs f in a goroutine, and returns where its error comes.
+func async(f func() error) <-chan error {
+	result := make(chan error, 1)
+	go func() { result <- f() }()
+	return result
+}
+
 // together runs f in n goroutines, and waits for them.
 func together(n int, f func(i int)) {
 	var all sync.WaitGroup

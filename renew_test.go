@@ -194,8 +194,7 @@ func TestRenew(t *testing.T) {
 			})
 			c := dlock.New(single{s}, dlock.WithTTL(3*time.Second))
 			l := acquire(t, c, "k")
-			result := make(chan error)
-			go func() { result <- l.Renew(t.Context()) }()
+			result := async(func() error { return l.Renew(t.Context()) })
 			time.Sleep(2 * time.Second) // renewed in the background meanwhile
 			store.Fail(errStore)
 			err := <-result

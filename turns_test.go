@@ -931,15 +931,10 @@ func TestTurnsOfManyKeys(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(store, dlock.WithLocalTurns(8))
 		together(3000, func(i int) {
-			l, err := c.Acquire(context.Background(), fmt.Sprint(i%1000))
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			time.Sleep(time.Millisecond)
-			if err := l.Release(); err != nil {
-				t.Error(err)
-			}
+			assert.NoError(t, c.Do(t.Context(), fmt.Sprint(i%1000), func(_ context.Context, l *dlock.Lease) error {
+				time.Sleep(time.Millisecond)
+				return l.Release()
+			}))
 		})
 		require.Zero(t, c.Lines())
 	})
