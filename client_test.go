@@ -50,7 +50,7 @@ func TestDo(t *testing.T) {
 			requireFree(t, store, "k")
 		},
 		"owed release is no error of the work": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-			s.on("release", func(c *call) { c.err = errStore })
+			s.on("release", says(errStore))
 			require.NoError(t, c.Do(t.Context(), "k", noWork))
 			synctest.Wait()
 			require.Len(t, s.made("release"), 2, "that of Do, and the first of the Client")

@@ -192,6 +192,9 @@ func (c *call) hangIf(that bool) {
 // answers makes the call return a and err instead of being made.
 func (c *call) answers(a dlock.Attempt, err error) { c.answer, c.err = &a, err }
 
+// says returns what makes a call fail.
+func says(err error) func(*call) { return func(c *call) { c.err = err } }
+
 // hang makes the call wait until its ctx ends.
 func (c *call) hang() {
 	<-c.ctx.Done()

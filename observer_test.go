@@ -1445,10 +1445,10 @@ func TestLogObserverOf(t *testing.T) {
 			_, err := c.Acquire(ctx, "k")
 			require.ErrorIs(t, err, context.Canceled)
 			require.Empty(t, out.lines(t), "neither held nor cancelled is a failure")
-			s.onCall(func(c *call) { c.err = &dlock.NoEffectError{Err: errors.New("OOM")} })
+			s.onCall(says(&dlock.NoEffectError{Err: errors.New("OOM")}))
 			for i := range 150 {
 				if i == 149 {
-					s.onCall(func(c *call) { c.err = &dlock.NoEffectError{Err: errors.New("NOPERM")} })
+					s.onCall(says(&dlock.NoEffectError{Err: errors.New("NOPERM")}))
 				}
 				require.Error(t, c.Do(t.Context(), "k", noWork))
 			}

@@ -579,7 +579,7 @@ func TestOwedReleases(t *testing.T) {
 			c := dlock.New(plain{s}, dlock.WithTTL(5*time.Second))
 			held, _ := acquireAll(t, c, "held", 20)
 			owed, _ := acquireAll(t, c.With(dlock.WithTTL(time.Hour)), "owed", 2000)
-			s.onCall(func(c *call) { c.err = errStore })
+			s.onCall(says(errStore))
 			for _, l := range owed {
 				require.ErrorIs(t, l.Release(), errStore)
 			}
@@ -615,7 +615,7 @@ func TestOwedReleases(t *testing.T) {
 		// release was answered, so its end has no error.
 		"owed release was answered": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c, seen := watched(s)
-			s.on("try", func(c *call) { c.err = errStore })
+			s.on("try", says(errStore))
 			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), errStore)
 			time.Sleep(time.Second)
 			store.Fail(errStore)

@@ -494,7 +494,7 @@ func TestSetInOneCallThatFails(t *testing.T) {
 		"held, then broken":  {after(3, func(c *call) { c.reply = errStore }), nil, nil, "", 8, -1},
 		"held, then silent":  {after(3, func(c *call) { c.hang() }), []dlock.Option{dlock.WithMaxWait(time.Second / 4)}, dlock.ErrHeld, `waited for 250ms: held`, 4, time.Second / 4},
 		"held, then no word": {after(3, func(c *call) { c.hang() }), nil, nil, "", 8, -1},
-		"held, then apart":   {after(3, func(c *call) { c.err = errors.ErrUnsupported }), nil, nil, "", 4, -1},
+		"held, then apart":   {after(3, says(errors.ErrUnsupported)), nil, nil, "", 4, -1},
 	} {
 		run(t, name, func(t *testing.T, store *memory.Locker, s *spy) {
 			s.on("set", func(c *call) { f.set(c) })
@@ -657,7 +657,7 @@ func TestSetWhoseStoreFallsSilent(t *testing.T) {
 func TestSetWaitsThroughAnOutage(t *testing.T) {
 	waiting.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 		holdKey(t, store, "b", time.Hour)
-		time.AfterFunc(whole/2, func() { s.onCall(func(c *call) { c.err = errStore }) })
+		time.AfterFunc(whole/2, func() { s.onCall(says(errStore)) })
 		time.AfterFunc(10*time.Second, func() { s.onCall(nil) })
 		time.AfterFunc(20*time.Second, func() { free(t, store, "b") })
 		begun := time.Now()
@@ -1047,7 +1047,7 @@ func TestManySets(t *testing.T) {
 				s := &spy{Forward: dlock.Forward{Locker: store}}
 				c := dlock.New(way(s), dlock.WithTTL(crowdTTL))
 				return c, func() {
-					s.onCall(func(c *call) { c.err = errors.New("the process is dead") })
+					s.onCall(says(errors.New("the process is dead")))
 					_ = c.Close()
 				}
 			}}
