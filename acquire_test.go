@@ -55,7 +55,7 @@ func TestAcquire(t *testing.T) {
 			require.Empty(t, s.made())
 		},
 		"unwanted grant is owed if its release fails": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
-			s.first("release", func(c *call) { c.err = errStore })
+			s.first("release", says(errStore))
 			c := dlock.New(noFences{dlock.Forward{Locker: s}}, dlock.WithFence(true))
 			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "k")), errors.ErrUnsupported)
 			time.Sleep(time.Second)
@@ -70,7 +70,7 @@ func TestAcquire(t *testing.T) {
 			time.Sleep(15 * time.Second)
 			require.NoError(t, l.Release())
 			require.Equal(t, "id", s.made("renew")[0].ctx.Value(trace{}))
-			s.on("try", func(c *call) { c.err = errStore })
+			s.on("try", says(errStore))
 			n := len(s.made("release"))
 			require.ErrorIs(t, errOf(c.TryAcquire(ctx, "k")), errStore)
 			synctest.Wait()
@@ -102,20 +102,16 @@ func TestAcquire(t *testing.T) {
 				}
 				require.NoError(t, err)
 			})
-			ops := make(map[string]int)
-			for _, op := range s.ops() {
-				ops[op]++
-			}
-			require.Equal(t, 200, ops["try"]+ops["acquire"])
-			require.InDelta(t, 128, ops["try"], 8) // those that begin at the same instant do not see each other
-			require.Equal(t, 200, ops["release"])
+			require.Len(t, s.made("try", "acquire"), 200)
+			require.InDelta(t, 128, len(s.made("try")), 8) // those that begin at the same instant do not see each other
+			require.Len(t, s.made("release"), 200)
 			s.forget()
 			require.NoError(t, acquire(t, c, "k").Release())
 			require.Equal(t, []string{"try", "release"}, s.ops())
 			require.NoError(t, c.Close())
 		},
 		"Without a queue each acquisition begins with an attempt": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-			s.on("acquire", func(c *call) { c.err = errors.ErrUnsupported })
+			s.on("acquire", says(errors.ErrUnsupported))
 			for range 2 {
 				hold(t, store, 10*time.Millisecond)
 				require.NoError(t, acquire(t, c, "k").Release())
@@ -426,7 +422,7 @@ func TestContendedKey(t *testing.T) {
 	}
 	failsOnce := func(failure error) func(*testing.T, *memory.Locker, *spy, *dlock.Client) {
 		return func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-			s.first("acquire", func(c *call) { c.err = failure })
+			s.first("acquire", says(failure))
 			hold(t, store, time.Second)
 			require.NoError(t, acquire(t, c, "k").Release())
 			require.Equal(t, "acquire", s.ops()[0])
@@ -746,16 +742,13 @@ func TestEndsOfAWaitForTheStore(t *testing.T) {
 // The first attempt is repeated while the store says that it will soon be ready, and, with WithOutage, while it cannot be
 // reached.
 func TestWithOutage(t *testing.T) {
-	refuses := func(c *call) { c.err = errDial }
-	hangs := func(c *call) { c.hang() }
-	fails := func(c *call) { c.err = errStore }
+	refuses, hangs, fails, loading := says(errDial), (*call).hang, says(errStore), says(errLoading)
 	unsent := func(c *call) {
 		c.hang()
 		c.err = &dlock.NoEffectError{Err: context.DeadlineExceeded}
 	}
 	password := &dlock.NoEffectError{Err: errors.New("WRONGPASS")}
 	breaker := &dlock.NoEffectError{Err: fmt.Errorf("%w: breaker open", dlock.ErrUnavailable)}
-	loading := func(c *call) { c.err = errLoading }
 	pauses := func(d time.Duration) []dlock.Option {
 		return []dlock.Option{dlock.WithBackoff(func(int) time.Duration { return d })}
 	}
@@ -773,15 +766,15 @@ func TestWithOutage(t *testing.T) {
 		{"hangs", with(), hangs, 4 * time.Second, 4 * time.Second, 8 * time.Second, nil},
 		{"does not take what is sent", with(), unsent, 4 * time.Second, 4 * time.Second, 8 * time.Second, nil},
 		{"fails", with(), fails, 4 * time.Second, 4 * time.Second, 5 * time.Second, nil},
-		{"behind a breaker", with(), func(c *call) { c.err = breaker }, 4 * time.Second, 4 * time.Second, 5 * time.Second, nil},
+		{"behind a breaker", with(), says(breaker), 4 * time.Second, 4 * time.Second, 5 * time.Second, nil},
 		{"is loading", with(), loading, 20 * time.Second, 20 * time.Second, 21 * time.Second, nil},
 		{"refuses for too long", with(), refuses, time.Hour, 29 * time.Second, 30 * time.Second, errDial},
 		{"hangs for too long", with(), hangs, time.Hour, 30 * time.Second, 30 * time.Second, dlock.ErrUnavailable},
 		{"refuses for longer than MaxWait", with(dlock.WithMaxWait(2 * time.Second)), refuses, time.Hour, 2 * time.Second, 2 * time.Second, errDial},
 		{"hangs for longer than MaxWait", with(dlock.WithMaxWait(2 * time.Second)), hangs, time.Hour, 2 * time.Second, 2 * time.Second, nil},
 		{"no wait", with(dlock.WithMaxWait(0)), refuses, time.Hour, 0, 0, errDial},
-		{"wrong password", with(), func(c *call) { c.err = password }, time.Hour, 0, 0, password},
-		{"closed", with(), func(c *call) { c.err = dlock.ErrClosed }, time.Hour, 0, 0, dlock.ErrClosed},
+		{"wrong password", with(), says(password), time.Hour, 0, 0, password},
+		{"closed", with(), says(dlock.ErrClosed), time.Hour, 0, 0, dlock.ErrClosed},
 		{"no patience", nil, refuses, time.Hour, 0, 0, errDial},
 		{"ready soon", nil, loading, 3 * time.Second, 3 * time.Second, 4 * time.Second, nil},
 		{"ready in time", []dlock.Option{dlock.WithMaxWait(5 * time.Second)}, loading, 3 * time.Second, 3 * time.Second, 4 * time.Second, nil},
@@ -881,21 +874,6 @@ func TestOutageBeginsWithAnAttempt(t *testing.T) {
 // errLoading is the answer of a store that will soon be ready.
 var errLoading = fmt.Errorf("client: %w", &dlock.NoEffectError{Err: errors.New("LOADING"), Temporary: true})
 
-// Any other error ends that, also one that joins the errors of several stores.
-func TestErrorWhileTheStoreIsNotReady(t *testing.T) {
-	for _, other := range []error{errStore, errors.Join(errLoading, errStore), &dlock.NoEffectError{Err: errStore}} {
-		in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-			s.onCall(func(c *call) {
-				if c.err = errLoading; len(s.made("try")) > 3 {
-					c.err = other
-				}
-			})
-			require.ErrorIs(t, errOf(dlock.New(s).Acquire(t.Context(), "k")), other)
-			require.Len(t, s.made("try"), 4)
-		})
-	}
-}
-
 // A store that refuses because of its own state is waited for if WithOutage says so, also in the middle of
 // an outage. What the user may not do ends the patience at once.
 func TestStateOfTheStore(t *testing.T) {
@@ -915,6 +893,10 @@ func TestStateOfTheStore(t *testing.T) {
 		}{
 			{[]error{errOOM}, 0, 0, "the store refused: OOM"},
 			{[]error{errLoading, errOOM}, 0, time.Second, "the store refused: OOM"},
+			// Any other error ends the patience for a store that will soon be ready, also one that joins the errors of several.
+			{[]error{errLoading, errStore}, 0, time.Second, "store unavailable: no answer for 1"},
+			{[]error{errLoading, errors.Join(errLoading, errStore)}, 0, time.Second, "store unavailable: no answer for 1"},
+			{[]error{errLoading, &dlock.NoEffectError{Err: errStore}}, 0, time.Second, "the store refused: store: connection refused"},
 			{[]error{errOOM, errOOM, nil}, time.Minute, 2 * time.Second, ""},
 			{[]error{errOOM, errStore, errOOM, nil}, time.Minute, 3 * time.Second, ""},
 			{[]error{errOOM}, 3 * time.Second, 3 * time.Second, "store unavailable: no success for 3s: the store refused: OOM"},

@@ -50,7 +50,7 @@ func TestDo(t *testing.T) {
 			requireFree(t, store, "k")
 		},
 		"owed release is no error of the work": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-			s.on("release", func(c *call) { c.err = errStore })
+			s.on("release", says(errStore))
 			require.NoError(t, c.Do(t.Context(), "k", noWork))
 			synctest.Wait()
 			require.Len(t, s.made("release"), 2, "that of Do, and the first of the Client")
@@ -468,8 +468,7 @@ func TestClose(t *testing.T) {
 	waiting.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 		c := dlock.New(l)
 		held, lost := acquire(t, c, "k"), acquire(t, c, "lost")
-		wait := make(chan error)
-		go func() { _, err := c.Acquire(t.Context(), "k"); wait <- err }()
+		wait := async(func() error { return errOf(c.Acquire(t.Context(), "k")) })
 		time.Sleep(time.Second)
 		require.NoError(t, c.Close())
 		require.ErrorIs(t, <-wait, dlock.ErrClosed)
@@ -491,8 +490,7 @@ func TestCloseOfAClient(t *testing.T) {
 	inCases{
 		"close while acquiring": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			store.Delay(time.Second)
-			result := make(chan error)
-			go func() { _, err := c.TryAcquire(t.Context(), "k"); result <- err }()
+			result := async(func() error { return errOf(c.TryAcquire(t.Context(), "k")) })
 			synctest.Wait()
 			go c.Close()
 			require.ErrorIs(t, <-result, dlock.ErrClosed)
@@ -501,8 +499,7 @@ func TestCloseOfAClient(t *testing.T) {
 		"close while adopting": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			h := detach(t, acquire(t, c, "k"))
 			s.onCall(func(c *call) { c.delay = time.Second })
-			result := make(chan error)
-			go func() { _, err := c.Adopt(t.Context(), h); result <- err }()
+			result := async(func() error { return errOf(c.Adopt(t.Context(), h)) })
 			synctest.Wait()
 			go c.Close()
 			require.ErrorIs(t, <-result, dlock.ErrClosed)
@@ -575,8 +572,7 @@ func TestCloseWaitsForCallsInFlight(t *testing.T) {
 		run(t, delay.String(), func(t *testing.T, store *memory.Locker, s *spy) {
 			s.on("try", func(c *call) { c.delay, c.reply = delay, errStore })
 			c := dlock.New(s)
-			result := make(chan error, 1)
-			go func() { _, err := c.TryAcquire(t.Context(), "k"); result <- err }()
+			result := async(func() error { return errOf(c.TryAcquire(t.Context(), "k")) })
 			synctest.Wait()
 			err := c.Close()
 			require.Equal(t, delay > 5*time.Second, err != nil, "%v", err)
@@ -606,8 +602,7 @@ func TestCloseWaitsForASet(t *testing.T) {
 					holdKey(t, store, "a", time.Second)
 					holdKey(t, store, "c", time.Minute)
 					c := dlock.New(l, slow, dlock.WithLocalTurns(turns))
-					result := make(chan error, 1)
-					go func() { _, err := c.AcquireAll(t.Context(), "a", "c"); result <- err }()
+					result := async(func() error { return errOf(c.AcquireAll(t.Context(), "a", "c")) })
 					time.Sleep(2 * time.Second)
 					end(t, c)
 					requireHolders(t, store, "", "c")
@@ -731,14 +726,9 @@ func TestShutdown(t *testing.T) {
 		// Shutdown waits for the holders, whose leases are renewed meanwhile. Waits end, and new calls are refused.
 		"shutdown waits for holders": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
 			l := acquire(t, c, "k")
-			waiter := make(chan error)
-			go func() {
-				_, err := c.Acquire(t.Context(), "k")
-				waiter <- err
-			}()
+			waiter := async(func() error { return errOf(c.Acquire(t.Context(), "k")) })
 			synctest.Wait()
-			done := make(chan error)
-			go func() { done <- c.Shutdown(t.Context()) }()
+			done := async(func() error { return c.Shutdown(t.Context()) })
 			require.ErrorIs(t, <-waiter, dlock.ErrClosed)
 			require.ErrorIs(t, errOf(c.TryAcquire(t.Context(), "other")), dlock.ErrClosed)
 			time.Sleep(5 * time.Minute)

@@ -93,7 +93,7 @@ func TestErrorsOfContexts(t *testing.T) {
 	inCases{
 		"some client libraries return the cause of a context": func(t *testing.T, _ *memory.Locker, s *spy, c *dlock.Client) {
 			d := detach(t, acquire(t, c, "k"))
-			s.onCall(func(c *call) { c.err = fmt.Errorf("client: %w", dlock.ErrLost) })
+			s.onCall(says(fmt.Errorf("client: %w", dlock.ErrLost)))
 			_, err := c.Adopt(t.Context(), d)
 			requireErr(t, err, not{dlock.ErrLost}, exactly(`dlock: adopt "k": store unavailable: no answer: client: lease lost`))
 			s.onCall(nil)
@@ -241,13 +241,8 @@ var waitEnds = map[string]func(ctx context.Context, l dlock.Locker, d time.Durat
 // The store goes away during a wait. When the wait ends, the error depends on whether the
 // last known lease can still be held.
 func TestOutageDuringAWait(t *testing.T) {
-	refuse := func(c *call) { c.err = errStore }
-	hang := func(c *call) { c.hang() }
-	full := func(c *call) { c.err = errOOM }
-	fails := func(c *call) { c.err = errReply }
-	opens := func(c *call) {
-		c.err = &dlock.NoEffectError{Err: fmt.Errorf("%w: the breaker is open", dlock.ErrUnavailable)}
-	}
+	refuse, hang, full, fails := says(errStore), (*call).hang, says(errOOM), says(errReply)
+	opens := says(&dlock.NoEffectError{Err: fmt.Errorf("%w: the breaker is open", dlock.ErrUnavailable)})
 	for _, test := range []struct {
 		name        string
 		fail        func(c *call)
@@ -591,7 +586,7 @@ func TestSilence(t *testing.T) {
 		"loss after unknown replies": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
 			c := dlock.New(s, dlock.WithTTL(6*time.Second))
 			l := acquire(t, c, "k")
-			s.onCall(func(c *call) { c.err = errReply })
+			s.onCall(says(errReply))
 			<-l.Done()
 			require.ErrorIs(t, l.Err(), dlock.ErrLost)
 			require.Regexp(t, `last renewal: no success for [3-6][0-9.]*s: the store failed: ERR upstream failure\)$`, l.Err())

@@ -57,23 +57,15 @@ const (
 
 const ignored = 3 * time.Second // how long a call ignores its ctx
 
-func (s *spy) busy() int {
+func (s *spy) locked(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.inFlight
+	f()
 }
 
-func (s *spy) setRTT(d time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.rtt = d
-}
-
-func (s *spy) set(f fault) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.fault = f
-}
+func (s *spy) busy() (n int)          { s.locked(func() { n = s.inFlight }); return n }
+func (s *spy) setRTT(d time.Duration) { s.locked(func() { s.rtt = d }) }
+func (s *spy) set(f fault)            { s.locked(func() { s.fault = f }) }
 
 // fail makes the network fail for d, and returns the instant at which it is up again.
 func (s *spy) fail(f fault, d time.Duration) time.Time {
@@ -84,18 +76,12 @@ func (s *spy) fail(f fault, d time.Duration) time.Time {
 }
 
 // note sets what is true of a call now.
-func (s *spy) note(what *bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	*what = true
-}
+func (s *spy) note(what *bool) { s.locked(func() { *what = true }) }
 
 // travel takes half of a round trip, to the Locker or back.
 func (s *spy) travel(c *call, there bool) error {
-	s.mu.Lock()
-	d := s.rtt / 2
-	s.mu.Unlock()
-	if d > 0 {
+	var d time.Duration
+	if s.locked(func() { d = s.rtt / 2 }); d > 0 {
 		timer := time.NewTimer(d)
 		defer timer.Stop()
 		select {
@@ -110,9 +96,8 @@ func (s *spy) travel(c *call, there bool) error {
 
 // pass lets a message pass, or returns the error of its call.
 func (s *spy) pass(c *call, there bool) error {
-	s.mu.Lock()
-	f := s.fault
-	s.mu.Unlock()
+	var f fault
+	s.locked(func() { f = s.fault })
 	switch {
 	case f == up, f == lose && there:
 		return nil
@@ -141,11 +126,7 @@ func (s *spy) tokens(op string, that func(c *call) bool) map[string]int {
 }
 
 // onCall sets what runs before each call, in its goroutine. It may change the fields after at.
-func (s *spy) onCall(hook func(c *call)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.hook = hook
-}
+func (s *spy) onCall(hook func(c *call)) { s.locked(func() { s.hook = hook }) }
 
 // on sets what runs before each call of one of some operations, as in "renew batch".
 func (s *spy) on(ops string, hook func(c *call)) {
@@ -211,6 +192,9 @@ func (c *call) hangIf(that bool) {
 // answers makes the call return a and err instead of being made.
 func (c *call) answers(a dlock.Attempt, err error) { c.answer, c.err = &a, err }
 
+// says returns what makes a call fail.
+func says(err error) func(*call) { return func(c *call) { c.err = err } }
+
 // hang makes the call wait until its ctx ends.
 func (c *call) hang() {
 	<-c.ctx.Done()
@@ -228,16 +212,9 @@ func (c *call) take(d time.Duration) {
 
 func send[R any](s *spy, c *call, f func(*call) (R, error)) (R, error) {
 	c.at, c.unsent = time.Now(), c.ctx.Err() != nil
-	s.mu.Lock()
-	s.calls = append(s.calls, c)
-	s.inFlight++
-	hook := s.hook
-	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.inFlight--
-	}()
+	var hook func(*call)
+	s.locked(func() { s.calls, s.inFlight, hook = append(s.calls, c), s.inFlight+1, s.hook })
+	defer s.locked(func() { s.inFlight-- })
 	if hook != nil {
 		hook(c)
 	}
@@ -346,11 +323,7 @@ func (s *spy) released(token string) bool {
 }
 
 // forget drops the calls so far.
-func (s *spy) forget() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.calls = nil
-}
+func (s *spy) forget() { s.locked(func() { s.calls = nil }) }
 
 // plain hides the optional interfaces of a Locker: waiters poll, and leases are renewed one by one.
 type plain struct{ dlock.Locker }
@@ -502,10 +475,24 @@ var (
 	renewing = ways{"batch": direct, "single": isPlain, "unsupported": func(s *spy) dlock.Locker { return single{s} }}
 )
 
+// notShort leaves a test out with -short.
+func notShort(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
+}
+
 // settle lets a time pass, and what happens at its end.
 func settle(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
+}
+
+// async runs f in a goroutine, and returns where its error comes.
+func async(f func() error) <-chan error {
+	result := make(chan error, 1)
+	go func() { result <- f() }()
+	return result
 }
 
 // together runs f in n goroutines, and waits for them.

@@ -31,11 +31,15 @@ type ledger struct {
 	events []any
 }
 
-func (l *ledger) note(event any) {
+func (l *ledger) locked(f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.events = append(l.events, event)
+	f()
 }
+
+func (l *ledger) note(event any) { l.locked(func() { l.events = append(l.events, event) }) }
+
+func (l *ledger) forget() { l.locked(func() { l.events = nil }) }
 
 func (l *ledger) observer() *dlock.Observer { return everyEvent(l.note) }
 
@@ -88,12 +92,6 @@ func (l *ledger) names() (names []string) {
 		names = append(names, fmt.Sprintf("%T", e)[len("dlock."):])
 	}
 	return names
-}
-
-func (l *ledger) forget() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.events = nil
 }
 
 func watched(l dlock.Locker, opts ...dlock.Option) (*dlock.Client, *ledger) {
@@ -945,17 +943,19 @@ type census struct {
 	ends         map[int64]dlock.LeaseEnd // by fence
 }
 
-func (c *census) acquired(l *dlock.Lease, err error) *dlock.Lease {
+func (c *census) note(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.acquisitions++
+	f()
+}
+
+func (c *census) acquired(l *dlock.Lease, err error) *dlock.Lease {
+	c.note(func() { c.acquisitions++ })
 	return l
 }
 
 func (c *census) ended(l *dlock.Lease, how dlock.LeaseEnd) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.ends[l.Fence()] = how
+	c.note(func() { c.ends[l.Fence()] = how })
 }
 
 // end ends a lease, and notes how.
@@ -1445,10 +1445,10 @@ func TestLogObserverOf(t *testing.T) {
 			_, err := c.Acquire(ctx, "k")
 			require.ErrorIs(t, err, context.Canceled)
 			require.Empty(t, out.lines(t), "neither held nor cancelled is a failure")
-			s.onCall(func(c *call) { c.err = &dlock.NoEffectError{Err: errors.New("OOM")} })
+			s.onCall(says(&dlock.NoEffectError{Err: errors.New("OOM")}))
 			for i := range 150 {
 				if i == 149 {
-					s.onCall(func(c *call) { c.err = &dlock.NoEffectError{Err: errors.New("NOPERM")} })
+					s.onCall(says(&dlock.NoEffectError{Err: errors.New("NOPERM")}))
 				}
 				require.Error(t, c.Do(t.Context(), "k", noWork))
 			}

@@ -194,8 +194,7 @@ func TestRenew(t *testing.T) {
 			})
 			c := dlock.New(single{s}, dlock.WithTTL(3*time.Second))
 			l := acquire(t, c, "k")
-			result := make(chan error)
-			go func() { result <- l.Renew(t.Context()) }()
+			result := async(func() error { return l.Renew(t.Context()) })
 			time.Sleep(2 * time.Second) // renewed in the background meanwhile
 			store.Fail(errStore)
 			err := <-result
@@ -343,9 +342,7 @@ func TestNoGoroutineWithoutALease(t *testing.T) {
 
 // A store that hangs does not cost a goroutine for each lease.
 func TestGoroutinesOfAStoreThatHangs(t *testing.T) {
-	if testing.Short() {
-		t.Skip("left out with -short")
-	}
+	notShort(t)
 	const (
 		leases = 10_000 / israce.Slower
 		most   = 600
@@ -561,9 +558,7 @@ func (shortBatch) RenewBatch(context.Context, []dlock.Renewal) ([]dlock.RenewRes
 
 // A key that makes every batch fail costs no other its lease. When batches succeed again, leases are renewed in batches.
 func TestPoisonedBatch(t *testing.T) {
-	if testing.Short() {
-		t.Skip("left out with -short")
-	}
+	notShort(t)
 	const ttl = 30 * time.Second
 	for _, leases := range []int{10, 1500 / israce.Slower} {
 		for _, alone := range []bool{false, true} { // the key fails also by itself
@@ -646,12 +641,14 @@ func TestStepsToASpoiler(t *testing.T) {
 	}
 }
 
+var wraps = map[string]func(dlock.Locker) dlock.Locker{
+	"single": func(l dlock.Locker) dlock.Locker { return plain{l} },
+	"batch":  func(l dlock.Locker) dlock.Locker { return l },
+}
+
 // Renewals for MinHolds that hang cost no lease.
 func TestMinHoldsThatHang(t *testing.T) {
-	for name, wrap := range map[string]func(dlock.Locker) dlock.Locker{
-		"single": func(l dlock.Locker) dlock.Locker { return plain{l} },
-		"batch":  func(l dlock.Locker) dlock.Locker { return l },
-	} {
+	for name, wrap := range wraps {
 		run(t, name, func(t *testing.T, store *memory.Locker, _ *spy) {
 			c := dlock.New(wrap(&spoiled{Forward: dlock.Forward{Locker: store}, alone: hangIf("kept")}))
 			kept, _ := acquireAll(t, c.With(dlock.WithMinHold(time.Hour)), "kept", 1000)
@@ -686,10 +683,7 @@ func TestPoisonIsTheProbe(t *testing.T) {
 
 // A dead shard does not cost the leases of the others.
 func TestHeadOfLineRenewals(t *testing.T) {
-	for name, wrap := range map[string]func(dlock.Locker) dlock.Locker{
-		"single": func(l dlock.Locker) dlock.Locker { return plain{l} },
-		"batch":  func(l dlock.Locker) dlock.Locker { return l },
-	} {
+	for name, wrap := range wraps {
 		for _, n := range []int{40, 100, 200, 300, 500, 1000} {
 			run(t, fmt.Sprint(name, n), func(t *testing.T, store *memory.Locker, s *spy) {
 				s.on("renew batch", func(c *call) { time.Sleep(5 * time.Millisecond) })
@@ -780,9 +774,7 @@ func outages(stride int, leases ...int) []outage {
 // No lease is lost in an outage that leaves it the time to be renewed. By default it is a sample. With
 // DLOCK_LONG=outages=all it is each, in random order; with a time in place of all, as many as it allows.
 func TestOutages(t *testing.T) {
-	if testing.Short() {
-		t.Skip("left out with -short")
-	}
+	notShort(t)
 	const stride = 3002*israce.Slower - 1 // has no factor in common with the numbers of values
 	all, end := outages(stride, 1000), time.Now().Add(time.Hour)
 	if text := long.Of("outages"); text != "" {

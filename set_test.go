@@ -274,26 +274,7 @@ func TestSets(t *testing.T) {
 			require.NoError(t, outer.Release())
 		},
 		"each key has its own events: an attempt, and a wait if the set waits for it": func(t *testing.T, store *memory.Locker, s *spy, _ *dlock.Client) {
-			var mu sync.Mutex
-			events := make(map[string][]string) // by key
-			note := func(key, format string, args ...any) {
-				mu.Lock()
-				defer mu.Unlock()
-				events[key] = append(events[key], fmt.Sprintf(format, args...))
-			}
-			c := dlock.New(s, dlock.WithObserver(&dlock.Observer{
-				AcquireStart: func(ctx context.Context, i dlock.AcquireStartInfo) context.Context {
-					note(i.Key, "%s", i.Op)
-					return ctx
-				},
-				WaitStart: func(_ context.Context, i dlock.WaitStartInfo) { note(i.Key, "wait%s", i.Inside) },
-				AcquireDone: func(ctx context.Context, i dlock.AcquireDoneInfo) context.Context {
-					note(i.Key, "%v, %v, %d", i.Err == nil, i.Waited > 0, i.Attempts)
-					return ctx
-				},
-				LeaseDone:   func(_ context.Context, i dlock.LeaseDoneInfo) { note(i.Key, "%s", i.End) },
-				ReleaseDone: func(_ context.Context, i dlock.ReleaseDoneInfo) { note(i.Key, "%v", i.Err) },
-			}))
+			c, seen := watched(s)
 			holdKey(t, store, "c", 500*time.Millisecond)
 			s.onCall(func(c *call) {
 				if c.op == "release" { // d is given back before it is tried again
@@ -303,6 +284,22 @@ func TestSets(t *testing.T) {
 				}
 			})
 			require.NoError(t, take(t, c, abcd...).Release())
+			events := make(map[string][]string) // by key
+			note := func(key, format string, args ...any) { events[key] = append(events[key], fmt.Sprintf(format, args...)) }
+			for _, event := range seen.events {
+				switch i := event.(type) {
+				case dlock.AcquireStartInfo:
+					note(i.Key, "%s", i.Op)
+				case dlock.WaitStartInfo:
+					note(i.Key, "wait%s", i.Inside)
+				case dlock.AcquireDoneInfo:
+					note(i.Key, "%v, %v, %d", i.Err == nil, i.Waited > 0, i.Attempts)
+				case dlock.LeaseDoneInfo:
+					note(i.Key, "%s", i.End)
+				case dlock.ReleaseDoneInfo:
+					note(i.Key, "%v", i.Err)
+				}
+			}
 			granted := []string{"try", "true, false, 1", "released", "<nil>"}
 			require.Equal(t, map[string][]string{
 				"a": granted,
@@ -494,7 +491,7 @@ func TestSetInOneCallThatFails(t *testing.T) {
 		"held, then broken":  {after(3, func(c *call) { c.reply = errStore }), nil, nil, "", 8, -1},
 		"held, then silent":  {after(3, func(c *call) { c.hang() }), []dlock.Option{dlock.WithMaxWait(time.Second / 4)}, dlock.ErrHeld, `waited for 250ms: held`, 4, time.Second / 4},
 		"held, then no word": {after(3, func(c *call) { c.hang() }), nil, nil, "", 8, -1},
-		"held, then apart":   {after(3, func(c *call) { c.err = errors.ErrUnsupported }), nil, nil, "", 4, -1},
+		"held, then apart":   {after(3, says(errors.ErrUnsupported)), nil, nil, "", 4, -1},
 	} {
 		run(t, name, func(t *testing.T, store *memory.Locker, s *spy) {
 			s.on("set", func(c *call) { f.set(c) })
@@ -527,39 +524,26 @@ func TestSetInOneCallThatFails(t *testing.T) {
 
 // The call for a set ends with ctx, and with the Client. So does the pause after one.
 func TestSetInOneCallThatIsCut(t *testing.T) {
-	for name, e := range map[string]struct {
-		close bool
-		want  []error
-	}{
-		"ctx":   {false, []error{context.Canceled, dlock.ErrHeld}},
-		"Close": {true, []error{dlock.ErrClosed}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			for _, inCall := range []bool{false, true} {
-				in(t, func(t *testing.T, store *memory.Locker, s *spy) {
-					holdKey(t, store, "b", time.Hour)
-					c := dlock.New(inSets{s})
-					ctx, cancel := context.WithCancel(t.Context())
-					begun := time.Now()
-					time.AfterFunc(time.Second, func() {
-						if cancel(); e.close {
-							c.Close()
-						}
-					})
-					if e.close {
-						ctx = t.Context()
-					}
-					s.onCall(func(c *call) { c.hangIf(inCall && c.op == "set" && time.Since(begun) > time.Second/2) })
-					_, err := c.AcquireAll(ctx, abcd...)
-					require.Equal(t, time.Second, time.Since(begun))
-					for _, want := range e.want {
-						require.ErrorIs(t, err, want)
-					}
-					time.Sleep(time.Minute)
-					requireHolders(t, store, "", "b")
-				})
-			}
-		})
+	for name, want := range map[string][]any{"ctx": {context.Canceled, dlock.ErrHeld}, "Close": {dlock.ErrClosed}} {
+		for _, inCall := range []bool{false, true} {
+			run(t, fmt.Sprint(name, inCall), func(t *testing.T, store *memory.Locker, s *spy) {
+				holdKey(t, store, "b", time.Hour)
+				c := dlock.New(inSets{s})
+				ctx, end := context.WithCancel(t.Context())
+				defer end()
+				if name == "Close" {
+					end = func() { c.Close() }
+				}
+				begun := time.Now()
+				time.AfterFunc(time.Second, func() { end() })
+				s.onCall(func(c *call) { c.hangIf(inCall && c.op == "set" && time.Since(begun) > time.Second/2) })
+				_, err := c.AcquireAll(ctx, abcd...)
+				require.Equal(t, time.Second, time.Since(begun))
+				requireErr(t, err, want...)
+				time.Sleep(time.Minute)
+				requireHolders(t, store, "", "b")
+			})
+		}
 	}
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) { // before one key has come to the call
 		var c *dlock.Client
@@ -657,7 +641,7 @@ func TestSetWhoseStoreFallsSilent(t *testing.T) {
 func TestSetWaitsThroughAnOutage(t *testing.T) {
 	waiting.run(t, func(t *testing.T, store *memory.Locker, s *spy, l dlock.Locker) {
 		holdKey(t, store, "b", time.Hour)
-		time.AfterFunc(whole/2, func() { s.onCall(func(c *call) { c.err = errStore }) })
+		time.AfterFunc(whole/2, func() { s.onCall(says(errStore)) })
 		time.AfterFunc(10*time.Second, func() { s.onCall(nil) })
 		time.AfterFunc(20*time.Second, func() { free(t, store, "b") })
 		begun := time.Now()
@@ -1047,7 +1031,7 @@ func TestManySets(t *testing.T) {
 				s := &spy{Forward: dlock.Forward{Locker: store}}
 				c := dlock.New(way(s), dlock.WithTTL(crowdTTL))
 				return c, func() {
-					s.onCall(func(c *call) { c.err = errors.New("the process is dead") })
+					s.onCall(says(errors.New("the process is dead")))
 					_ = c.Close()
 				}
 			}}

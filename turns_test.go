@@ -370,7 +370,7 @@ func TestLines(t *testing.T) {
 			require.Equal(t, "mine", s.made("release")[1].ctx.Value(value{}))
 		},
 		"when an errand has found that the store has no queue, no other is sent": func(t *testing.T, store *memory.Locker, s *spy, c *dlock.Client) {
-			s.on("acquire", func(c *call) { c.err = errors.ErrUnsupported })
+			s.on("acquire", says(errors.ErrUnsupported))
 			hold(t, store, time.Hour)
 			all := standInLine(t, c, 4)
 			require.Len(t, s.made("acquire"), 1)
@@ -485,7 +485,7 @@ func TestEndOfABlock(t *testing.T) {
 }
 
 func failRenew(t *testing.T, s *spy, l *dlock.Lease) {
-	s.on("renew", func(c *call) { c.err = errStore })
+	s.on("renew", says(errStore))
 	require.ErrorIs(t, l.Renew(t.Context()), errStore)
 }
 
@@ -931,15 +931,10 @@ func TestTurnsOfManyKeys(t *testing.T) {
 	in(t, func(t *testing.T, store *memory.Locker, s *spy) {
 		c := dlock.New(store, dlock.WithLocalTurns(8))
 		together(3000, func(i int) {
-			l, err := c.Acquire(context.Background(), fmt.Sprint(i%1000))
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			time.Sleep(time.Millisecond)
-			if err := l.Release(); err != nil {
-				t.Error(err)
-			}
+			assert.NoError(t, c.Do(t.Context(), fmt.Sprint(i%1000), func(_ context.Context, l *dlock.Lease) error {
+				time.Sleep(time.Millisecond)
+				return l.Release()
+			}))
 		})
 		require.Zero(t, c.Lines())
 	})
