@@ -173,6 +173,7 @@ func TestErrorsPage(t *testing.T) {
 						}
 						k := &pageKey{Client: c.With(call.opts...), key: key, test: t.Context()}
 						if call.lease || call.waits {
+							var err error
 							k.lease, err = c.Acquire(t.Context(), key)
 							require.NoError(t, err)
 							k.state, err = c.Inspect(t.Context(), key)
