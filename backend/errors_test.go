@@ -24,16 +24,24 @@ import (
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
-// A pageCall is a call of the table. It is prepared while the store answers. Each has a key
-// of its own.
+// A pageCall is a call of the table. Each has a key of its own.
 type pageCall struct {
-	name    string
-	opts    []dlock.Option
-	ctx     func() (context.Context, context.CancelFunc) // nil: one that does not end
-	waits   bool                                         // it begins before the fault
-	long    bool                                         // it takes several seconds if the store is stopped
-	lease   bool                                         // it is about a lease
-	prepare func(t *testing.T, c *dlock.Client, key string) func(ctx context.Context) error
+	name  string
+	opts  []dlock.Option
+	ctx   func() (context.Context, context.CancelFunc) // nil: one that does not end
+	waits bool                                         // it begins before the fault, while another lease has the key
+	long  bool                                         // it takes several seconds if the store is stopped
+	lease bool                                         // it is about a lease
+	do    func(ctx context.Context, k *pageKey) error
+}
+
+// A pageKey is the key of a call, and its lease, if there is one before the fault.
+type pageKey struct {
+	*dlock.Client
+	key   string
+	lease *dlock.Lease
+	state dlock.Status
+	test  context.Context
 }
 
 func within(d time.Duration) func() (context.Context, context.CancelFunc) {
@@ -48,92 +56,56 @@ func cancelledAfter(d time.Duration) func() (context.Context, context.CancelFunc
 	}
 }
 
-func acquireIt(_ *testing.T, c *dlock.Client, key string) func(context.Context) error {
-	return func(ctx context.Context) error { _, err := c.Acquire(ctx, key); return err }
-}
-
-// ofLease makes a call of a lease that was acquired before.
-func ofLease(call func(l *dlock.Lease, ctx context.Context) error) func(*testing.T, *dlock.Client, string) func(context.Context) error {
-	return func(t *testing.T, c *dlock.Client, key string) func(context.Context) error {
-		l, err := c.Acquire(t.Context(), key)
-		require.NoError(t, err)
-		return func(ctx context.Context) error { return call(l, ctx) }
-	}
-}
-
 var pageCalls = []pageCall{
-	{name: "`Acquire`", prepare: acquireIt, long: true},
-	{name: "`Acquire`, ctx of 500 ms", prepare: acquireIt, ctx: within(500 * time.Millisecond)},
-	{name: "`Acquire`, ctx of 250 ms", prepare: acquireIt, ctx: within(250 * time.Millisecond)},
-	{name: "`Acquire`, ctx of 600 ms, behind another call that hangs", prepare: acquireBehind, ctx: within(600 * time.Millisecond)},
-	{name: "`Acquire`, cancelled after 1.5 s", prepare: acquireIt, ctx: cancelledAfter(1500 * time.Millisecond), long: true},
-	{name: "`Acquire`, `WithMaxWait(0)`", prepare: acquireIt, opts: []dlock.Option{dlock.WithMaxWait(0)}},
-	{name: "`Acquire`, `WithMaxWait(500ms)`", prepare: acquireIt, opts: []dlock.Option{dlock.WithMaxWait(500 * time.Millisecond)}},
-	{name: "`Acquire`, `WithMaxWait(2s)`", prepare: acquireIt, opts: []dlock.Option{dlock.WithMaxWait(2 * time.Second)}},
-	{name: "`Acquire`, `WithOutage(2s)`", prepare: acquireIt, opts: []dlock.Option{dlock.WithOutage(2 * time.Second)}},
-	{name: "`Acquire` of a held key, ctx of 2 s, the store fails after 0.3 s", ctx: within(2 * time.Second), waits: true,
-		prepare: func(t *testing.T, c *dlock.Client, key string) func(context.Context) error {
-			_, err := c.Acquire(t.Context(), key)
-			require.NoError(t, err)
-			return acquireIt(t, c, key)
-		}},
-	{name: "`TryAcquire`", prepare: tryIt, long: true},
-	{name: "`TryAcquire`, ctx of 500 ms", prepare: tryIt, ctx: within(500 * time.Millisecond)},
-	{name: "`Do`", prepare: doIt, long: true},
-	{name: "`Do`, ctx of 500 ms", prepare: doIt, ctx: within(500 * time.Millisecond)},
-	{name: "`Inspect`", prepare: inspectIt, long: true},
-	{name: "`Inspect`, ctx of 500 ms", prepare: inspectIt, ctx: within(500 * time.Millisecond)},
-	{name: "`Renew`", prepare: ofLease((*dlock.Lease).Renew), lease: true, long: true},
-	{name: "`Renew`, ctx of 500 ms", prepare: ofLease((*dlock.Lease).Renew), lease: true, ctx: within(500 * time.Millisecond)},
-	{name: "`Release`", prepare: ofLease(releaseIt), lease: true, long: true},
-	{name: "`Break`", prepare: breakIt, lease: true, long: true},
-	{name: "`Break`, ctx of 500 ms", prepare: breakIt, lease: true, ctx: within(500 * time.Millisecond)},
-	{name: "`Adopt`", prepare: adoptIt, lease: true, long: true},
-	{name: "`Adopt`, ctx of 500 ms", prepare: adoptIt, lease: true, ctx: within(500 * time.Millisecond)},
+	{name: "`Acquire`", do: acquireIt, long: true},
+	{name: "`Acquire`, ctx of 500 ms", do: acquireIt, ctx: within(500 * time.Millisecond)},
+	{name: "`Acquire`, ctx of 250 ms", do: acquireIt, ctx: within(250 * time.Millisecond)},
+	{name: "`Acquire`, ctx of 600 ms, behind another call that hangs", do: acquireBehind, ctx: within(600 * time.Millisecond)},
+	{name: "`Acquire`, cancelled after 1.5 s", do: acquireIt, ctx: cancelledAfter(1500 * time.Millisecond), long: true},
+	{name: "`Acquire`, `WithMaxWait(0)`", do: acquireIt, opts: []dlock.Option{dlock.WithMaxWait(0)}},
+	{name: "`Acquire`, `WithMaxWait(500ms)`", do: acquireIt, opts: []dlock.Option{dlock.WithMaxWait(500 * time.Millisecond)}},
+	{name: "`Acquire`, `WithMaxWait(2s)`", do: acquireIt, opts: []dlock.Option{dlock.WithMaxWait(2 * time.Second)}},
+	{name: "`Acquire`, `WithOutage(2s)`", do: acquireIt, opts: []dlock.Option{dlock.WithOutage(2 * time.Second)}},
+	{name: "`Acquire` of a held key, ctx of 2 s, the store fails after 0.3 s", do: acquireIt, ctx: within(2 * time.Second), waits: true},
+	{name: "`TryAcquire`", do: tryIt, long: true},
+	{name: "`TryAcquire`, ctx of 500 ms", do: tryIt, ctx: within(500 * time.Millisecond)},
+	{name: "`Do`", do: doIt, long: true},
+	{name: "`Do`, ctx of 500 ms", do: doIt, ctx: within(500 * time.Millisecond)},
+	{name: "`Inspect`", do: inspectIt, long: true},
+	{name: "`Inspect`, ctx of 500 ms", do: inspectIt, ctx: within(500 * time.Millisecond)},
+	{name: "`Renew`", do: renewIt, lease: true, long: true},
+	{name: "`Renew`, ctx of 500 ms", do: renewIt, lease: true, ctx: within(500 * time.Millisecond)},
+	{name: "`Release`", do: releaseIt, lease: true, long: true},
+	{name: "`Break`", do: breakIt, lease: true, long: true},
+	{name: "`Break`, ctx of 500 ms", do: breakIt, lease: true, ctx: within(500 * time.Millisecond)},
+	{name: "`Adopt`", do: adoptIt, lease: true, long: true},
+	{name: "`Adopt`, ctx of 500 ms", do: adoptIt, lease: true, ctx: within(500 * time.Millisecond)},
+}
+
+func acquireIt(ctx context.Context, k *pageKey) error { _, err := k.Acquire(ctx, k.key); return err }
+func tryIt(ctx context.Context, k *pageKey) error     { _, err := k.TryAcquire(ctx, k.key); return err }
+func inspectIt(ctx context.Context, k *pageKey) error { _, err := k.Inspect(ctx, k.key); return err }
+func renewIt(ctx context.Context, k *pageKey) error   { return k.lease.Renew(ctx) }
+func releaseIt(_ context.Context, k *pageKey) error   { return k.lease.Release() }
+func breakIt(ctx context.Context, k *pageKey) error   { return k.Break(ctx, k.state) }
+
+func doIt(ctx context.Context, k *pageKey) error {
+	return k.Do(ctx, k.key, func(context.Context, *dlock.Lease) error { return nil })
+}
+
+func adoptIt(ctx context.Context, k *pageKey) error {
+	d, err := k.lease.Detach()
+	if err == nil {
+		_, err = k.Adopt(ctx, d)
+	}
+	return err
 }
 
 // acquireBehind acquires a key while the client's call for another key is under way.
-func acquireBehind(t *testing.T, c *dlock.Client, key string) func(context.Context) error {
-	other, cancel := context.WithCancel(context.Background())
-	t.Cleanup(cancel)
-	return func(ctx context.Context) error {
-		go c.TryAcquire(other, key+" other")
-		time.Sleep(100 * time.Millisecond)
-		_, err := c.Acquire(ctx, key)
-		return err
-	}
-}
-
-func tryIt(_ *testing.T, c *dlock.Client, key string) func(context.Context) error {
-	return func(ctx context.Context) error { _, err := c.TryAcquire(ctx, key); return err }
-}
-
-func doIt(_ *testing.T, c *dlock.Client, key string) func(context.Context) error {
-	return func(ctx context.Context) error {
-		return c.Do(ctx, key, func(context.Context, *dlock.Lease) error { return nil })
-	}
-}
-
-func inspectIt(_ *testing.T, c *dlock.Client, key string) func(context.Context) error {
-	return func(ctx context.Context) error { _, err := c.Inspect(ctx, key); return err }
-}
-
-func releaseIt(l *dlock.Lease, _ context.Context) error { return l.Release() }
-
-func breakIt(t *testing.T, c *dlock.Client, key string) func(context.Context) error {
-	_, err := c.Acquire(t.Context(), key)
-	require.NoError(t, err)
-	s, err := c.Inspect(t.Context(), key)
-	require.NoError(t, err)
-	return func(ctx context.Context) error { return c.Break(ctx, s) }
-}
-
-func adoptIt(t *testing.T, c *dlock.Client, key string) func(context.Context) error {
-	l, err := c.Acquire(t.Context(), key)
-	require.NoError(t, err)
-	d, err := l.Detach()
-	require.NoError(t, err)
-	return func(ctx context.Context) error { _, err := c.Adopt(ctx, d); return err }
+func acquireBehind(ctx context.Context, k *pageKey) error {
+	go k.TryAcquire(k.test, k.key+" other")
+	time.Sleep(100 * time.Millisecond)
+	return acquireIt(ctx, k)
 }
 
 // pageFaults are what happens to a server.
@@ -199,7 +171,14 @@ func TestErrorsPage(t *testing.T) {
 							_, err := c.Inspect(t.Context(), key) // connects
 							require.NoError(t, err)
 						}
-						f := call.prepare(t, c.With(call.opts...), key)
+						k := &pageKey{Client: c.With(call.opts...), key: key, test: t.Context()}
+						if call.lease || call.waits {
+							var err error
+							k.lease, err = c.Acquire(t.Context(), key)
+							require.NoError(t, err)
+							k.state, err = c.Inspect(t.Context(), key)
+							require.NoError(t, err)
+						}
 						ready.Add(1)
 						done.Go(func() {
 							if ready.Done(); !call.waits {
@@ -211,7 +190,7 @@ func TestErrorsPage(t *testing.T) {
 							}
 							defer cancel()
 							begun := time.Now()
-							err := f(ctx)
+							err := call.do(ctx, k)
 							took, ofCtx := time.Since(begun), ctx.Err()
 							if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
 								ofCtx = context.DeadlineExceeded // a socket may have noticed first

@@ -485,9 +485,6 @@ func TestNoConnection(t *testing.T) {
 			assert.NotContains(t, server.Keys(t), t.Name()+"k", "of a wait whose call was still on its way")
 		})
 	}
-	goRedis := func(o goredislib.Options) func(*testing.T) *rediscore.Locker {
-		return func(t *testing.T) *rediscore.Locker { return newGoRedis(t, o) }
-	}
 	goRedisPool := func(timeout time.Duration, wrap func(*goredislib.Client, string) *rediscore.Locker) func(*testing.T) *rediscore.Locker {
 		return func(t *testing.T) *rediscore.Locker {
 			client := goredislib.NewClient(&goredislib.Options{Addr: server.Addr(), PoolSize: 1, PoolTimeout: timeout})
@@ -548,11 +545,13 @@ func TestNoConnection(t *testing.T) {
 		"goredis/decorated pool":   {goRedisPool(100*time.Millisecond, decorated), "pool timeout"},
 		"goredis/pool":             {goRedisPool(100*time.Millisecond, plain), "pool timeout"},
 		"goredis/pool in time":     {goRedisPool(time.Minute, plain), "context deadline exceeded"},
-		"goredis/handshake":        {goRedis(goredislib.Options{Addr: hang, ReadTimeout: 100 * time.Millisecond}), ""},
-		"rueidis/refused":          {refused(clients.Rueidis, false), "connection refused"},
-		"redigo/refused":           {refused(clients.Redigo, false), "connection refused"},
-		"redigo/pool":              {redigoPool(&redigolib.Pool{MaxActive: 1}), "exhausted"},
-		"redigo/pool in time":      {redigoPool(&redigolib.Pool{MaxActive: 1, Wait: true}), "context deadline exceeded"},
+		"goredis/handshake": {func(t *testing.T) *rediscore.Locker {
+			return newGoRedis(t, goredislib.Options{Addr: hang, ReadTimeout: 100 * time.Millisecond})
+		}, ""},
+		"rueidis/refused":     {refused(clients.Rueidis, false), "connection refused"},
+		"redigo/refused":      {refused(clients.Redigo, false), "connection refused"},
+		"redigo/pool":         {redigoPool(&redigolib.Pool{MaxActive: 1}), "exhausted"},
+		"redigo/pool in time": {redigoPool(&redigolib.Pool{MaxActive: 1, Wait: true}), "context deadline exceeded"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -6,12 +6,17 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	_ "embed"
 	"encoding/pem"
+	"fmt"
 	"math/big"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,7 +33,7 @@ type TLSServer struct {
 }
 
 // StartTLS starts a TLSServer. If the server is built without TLS, the test is skipped.
-func StartTLS(t testing.TB, args ...string) *TLSServer {
+func StartTLS(t testing.TB) *TLSServer {
 	t.Helper()
 	if settings := must[[]any](t, Start(t), "CONFIG", "GET", "tls-port"); len(settings) == 0 {
 		t.Skipf("redistest: %s is built without TLS", find(t))
@@ -38,10 +43,8 @@ func StartTLS(t testing.TB, args ...string) *TLSServer {
 	t.Cleanup(func() { claim.Close() })
 	s := &TLSServer{TLSAddr: freeport.Addr(port), PEM: filepath.Join(t.TempDir(), "pem")}
 	s.TLS = writeCertificate(t, s.PEM)
-	s.Server = Start(t, append([]string{
-		"--requirepass", "of the default user", "--tls-port", strconv.Itoa(port),
-		"--tls-cert-file", s.PEM, "--tls-key-file", s.PEM, "--tls-ca-cert-file", s.PEM,
-	}, args...)...)
+	s.Server = Start(t, "--requirepass", "of the default user", "--tls-port", strconv.Itoa(port),
+		"--tls-cert-file", s.PEM, "--tls-key-file", s.PEM, "--tls-ca-cert-file", s.PEM)
 	return s
 }
 
@@ -68,4 +71,25 @@ func writeCertificate(t testing.TB, path string) *tls.Config {
 	roots := x509.NewCertPool()
 	roots.AddCert(pair.Leaf)
 	return &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}
+}
+
+//go:embed testdata/ahead.c
+var aheadC string
+
+// StartAhead is Start, but the server's clock is d ahead of this machine's, or behind if d is
+// negative. This needs Linux and a C compiler, cc: t is skipped where there is none.
+func StartAhead(t testing.TB, d time.Duration, args ...string) *Server {
+	t.Helper()
+	cc, err := exec.LookPath("cc")
+	if err != nil || runtime.GOOS != "linux" {
+		t.Skipf("redistest: setting the clock of a server needs Linux and cc (this is %s, %v)", runtime.GOOS, err)
+	}
+	find(t)
+	library := filepath.Join(t.TempDir(), "ahead.so")
+	compile := exec.Command(cc, "-shared", "-fPIC", fmt.Sprintf("-DAHEAD=(%dLL)", d), "-o", library, "-x", "c", "-")
+	compile.Stdin = strings.NewReader(aheadC)
+	if out, err := compile.CombinedOutput(); err != nil {
+		t.Fatalf("redistest: %v: %v\n%s", compile, err, out)
+	}
+	return start(t, "", args, "LD_PRELOAD="+library)
 }
