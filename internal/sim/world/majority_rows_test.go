@@ -45,7 +45,7 @@ func shortVotes(p *plan) { p.ttl, p.lost = 1500*time.Millisecond, 0.3 }
 // majorityRows take the rules of docs/redlock.md out: 201 is the first.
 func majorityRows() []row {
 	rule := func(number int, text string, edits ...mutants.Edit) row {
-		r := systems(200+number, text, majority, 200, edits...)
+		r := systems(200+number, text, majority, 600, edits...)
 		r.shape = func(p *plan) {
 			if p.brief = true; shapes[number] != nil {
 				shapes[number](p)
