@@ -45,7 +45,7 @@ func shortVotes(p *plan) { p.ttl, p.lost = 1500*time.Millisecond, 0.3 }
 // majorityRows take the rules of docs/redlock.md out: 201 is the first.
 func majorityRows() []row {
 	rule := func(number int, text string, edits ...mutants.Edit) row {
-		r := systems(200+number, text, majority, 200, edits...)
+		r := systems(200+number, text, majority, 600, edits...)
 		r.shape = func(p *plan) {
 			if p.brief = true; shapes[number] != nil {
 				shapes[number](p)
@@ -85,7 +85,7 @@ func majorityRows() []row {
 			edit("backend/redlock/claim.go", "\tif !s.spoilt {\n\t\ts.uses++\n\t}\n\treturn !s.spoilt\n", "\tif !s.spoilt || without(207) {\n\t\ts.uses++\n\t}\n\treturn !s.spoilt || without(207)\n"),
 			edit("backend/redlock/release.go", "over := s.uses != uses ||", "over := s.uses != uses && !without(207) ||")),
 		rule(8, "the answer to a confirmation that was sent before a give-back does not count"),
-		rule(9, "a vote does not count from the moment its release is sent",
+		schedules(209, "a vote does not count from the moment its release is sent", overlap, base(0).on(majority).every(100*time.Millisecond).after(aVoteIsOnItsWayBack...),
 			edit(votingGo, "\tv.seats[i].granted, v.seats[i].fresh = false, false\n", "\tif !without(209) {\n\t\tv.seats[i].granted, v.seats[i].fresh = false, false\n\t}\n"),
 			edit(votingGo, "\tcase passed:\n\t\ts.answered = false\n", "\tcase passed:\n\t\tif s.answered = false; without(209) {\n\t\t\ts.granted, s.fresh = false, false\n\t\t}\n")),
 		rule(10, "a holder that repeats its attempt, and fails, gives back only votes that this attempt has cast",
@@ -160,6 +160,11 @@ var (
 			"B releases", "0: request: pass B2", "0: request: vote A2", "0: request: confirm A2", "0: reply: confirm A2",
 		},
 	)
+	aVoteIsOnItsWayBack = []string{ // A gives its vote to B, and gets another
+		"A begins", "1: request: vote A1", "2: request: vote A1", "1: reply: vote A1", "B begins", "0: request: vote B1", "0: reply: vote B1",
+		"0: request: vote A1", "0: reply: vote A1", "time passes",
+		"1: request: pass A1", "1: request: vote B1", "1: reply: vote B1", "time passes", "0: request: confirm B1", "0: reply: confirm B1", "2: reply: vote A1",
+	}
 	votesAreRaised = []string{ // A raises the counter where B has got a vote
 		"B begins", "2: request: vote B1", "2: reply: vote B1",
 		"A begins", "2: request: vote A1", "2: reply: vote A1", "0: request: vote A1", "0: reply: vote A1", "1: request: vote A1", "1: reply: vote A1",
