@@ -356,28 +356,6 @@ func TestNamesOfNodes(t *testing.T) {
 	require.NotPanics(t, func() { _ = (&redlock.MajorityError{Nodes: []error{errDial}}).Error() }, "a MajorityError that a test has made")
 }
 
-type reply string
-
-func (r reply) Error() string { return string(r) }
-func (reply) Failed() bool    { return true }
-
-// A majority has failed if enough nodes have replied, and too few of them have answered.
-func TestFailedMajority(t *testing.T) {
-	failed, silent := reply("ERR upstream failure"), errDial
-	for _, c := range []struct {
-		nodes []error
-		want  bool
-	}{
-		{[]error{failed, failed, silent}, true},
-		{[]error{nil, failed, silent}, true},
-		{[]error{failed, silent, silent}, false},
-		{[]error{nil, nil, failed}, false},
-	} {
-		e := &redlock.MajorityError{Quorum: 2, Nodes: c.nodes}
-		require.Equal(t, c.want, e.Failed(), "%v", c.nodes)
-	}
-}
-
 // One node has just restarted, and another one is far away. The two that count decide, however much sooner the young one
 // answers.
 func TestAYoungNodeIsNoWorseThanOneThatIsDown(t *testing.T) {
