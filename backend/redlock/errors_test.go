@@ -201,12 +201,19 @@ func TestOutageOfAllNodes(t *testing.T) {
 	}
 }
 
+// A reply is that of a server, and says nothing of the outcome.
+type reply string
+
+func (r reply) Error() string { return string(r) }
+func (reply) Failed() bool    { return true }
+
 // A MajorityError is an answer if a majority of the nodes gave one. It is temporary, or due to the state of
 // the store, if one of them is, if the call had no effect, and if the nodes that may soon serve are a majority.
+// It has failed if a majority has replied, and too few of these nodes have answered.
 func TestMajorityOfAnswers(t *testing.T) {
 	full := error(&dlock.NoEffectError{Err: errors.New("OOM"), State: true})
 	refused, loading := none(errors.New("NOPERM")), error(&dlock.NoEffectError{Err: errors.New("LOADING"), Temporary: true})
-	late, unsent := context.DeadlineExceeded, none(context.DeadlineExceeded)
+	late, unsent, failed := context.DeadlineExceeded, none(context.DeadlineExceeded), reply("ERR upstream failure")
 	type names = []string
 	for _, test := range []struct {
 		nodes []error
@@ -234,6 +241,10 @@ func TestMajorityOfAnswers(t *testing.T) {
 		{[]error{late, late, refused}, names{"timeout"}},
 		{[]error{joins["reset and a refusal"], joins["invalid"], refused}, nil},
 		{[]error{none(errors.Join(errReset, refused)), none(dlock.ErrInvalid), errDial}, names{"no effect", "answered", "refused"}},
+		{[]error{failed, failed, errDial}, names{"failed"}},
+		{[]error{nil, failed, errDial}, names{"failed"}},
+		{[]error{failed, errDial, errDial}, nil},
+		{[]error{refused, refused, failed}, names{"answered"}},
 		{[]error{none(dlock.ErrUnavailable), none(dlock.ErrUnavailable), none(dlock.ErrUnavailable)}, names{"no effect"}},
 	} {
 		onBench(t, func(b *bench) {
@@ -254,6 +265,7 @@ func TestMajorityOfAnswers(t *testing.T) {
 				{"no effect", dlock.NoEffect(err)}, {"temporary", errors.As(err, &effect) && effect.Temporary},
 				{"state", errors.As(err, &effect) && effect.State},
 				{"timeout", majority.Timeout()}, {"answered", majority.Answered()}, {"refused", dlock.Refused(err)},
+				{"failed", majority.Failed()},
 			} {
 				if property.has {
 					is = append(is, property.name)

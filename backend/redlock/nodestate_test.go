@@ -20,36 +20,27 @@ import (
 	"github.com/dlock-go/dlock/backend/redlock"
 )
 
-// changes are what OnNodeChange has reported.
-type changes struct {
-	mu  sync.Mutex
-	all []redlock.NodeState
-}
-
-func (c *changes) add(s redlock.NodeState) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.all = append(c.all, s)
-}
-
-// of returns the statuses of a node, in order.
-func (c *changes) of(node string) (all []redlock.NodeStatus) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	slices.SortStableFunc(c.all, func(a, b redlock.NodeState) int { return a.Since.Compare(b.Since) })
-	for _, s := range c.all {
-		if s.Node == node {
-			all = append(all, s.Status)
+// watch opens a Locker of three nodes, a, b and c, whose trouble is that of c. It returns the statuses that were reported of a
+// node so far, in order.
+func (b *bench) watch() (of func(node string) []redlock.NodeStatus) {
+	var mu sync.Mutex
+	var all []redlock.NodeState
+	b.open(b.nodes(), redlock.WithNames("a", "b", "c"), redlock.OnNodeChange(func(s redlock.NodeState) {
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, s)
+	}))
+	return func(node string) (statuses []redlock.NodeStatus) {
+		mu.Lock()
+		defer mu.Unlock()
+		slices.SortStableFunc(all, func(a, b redlock.NodeState) int { return a.Since.Compare(b.Since) })
+		for _, s := range all {
+			if s.Node == node {
+				statuses = append(statuses, s.Status)
+			}
 		}
+		return statuses
 	}
-	return all
-}
-
-// watch opens a Locker of three nodes, a, b and c, whose trouble is that of c.
-func (b *bench) watch() *changes {
-	seen := new(changes)
-	b.open(b.nodes(), redlock.WithNames("a", "b", "c"), redlock.OnNodeChange(seen.add))
-	return seen
 }
 
 // are checks the status of some nodes.
@@ -95,36 +86,28 @@ func TestANodeInTroubleIsSeen(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 			require.NoError(b, lease.Release())
 		}
-		statusOfC := func() redlock.NodeStatus {
-			for _, n := range b.Nodes()[:2] {
-				require.Equal(b, up, n.Status, "node %s: %v", n.Node, n.Err)
-			}
-			return b.Nodes()[2].Status
-		}
-		for _, n := range b.Nodes() {
-			require.Equal(b, unknown, n.Status)
-		}
+		b.are(unknown, 0, 1, 2)
 		sale()
-		require.Equal(b, up, statusOfC())
+		b.are(up, 0, 1, 2)
 		test.begin(b.stores[2])
 		for range 70 {
 			sale()
 		}
-		require.Equal(b, test.while, statusOfC())
+		b.are(up, 0, 1)
+		b.are(test.while, 2)
 		require.ErrorContains(b, b.Nodes()[2].Err, test.says)
 		test.end(b.stores[2])
 		for range 400 {
 			sale()
 		}
-		require.Equal(b, up, statusOfC(), "afterwards")
+		b.are(up, 0, 1, 2)
 		require.NoError(b, b.Nodes()[2].Err)
-		synctest.Wait()
-		had := seen.of("c")
+		had := seen("c")
 		if slices.Equal(had, []redlock.NodeStatus{up, down, up, young, up}) {
 			had = slices.Delete(had, 2, 3) // its first answer was to a release, and has no age
 		}
 		require.Equal(b, test.changes, had)
-		require.Equal(b, []redlock.NodeStatus{up}, seen.of("a"))
+		require.Equal(b, []redlock.NodeStatus{up}, seen("a"))
 	})
 }
 
@@ -215,7 +198,7 @@ func TestNodeStates(t *testing.T) {
 				require.NoError(b, err)
 				time.Sleep(10 * time.Millisecond)
 			}
-			require.InDelta(b, 2*seconds, len(seen.of("c")), 2)
+			require.InDelta(b, 2*seconds, len(seen("c")), 2)
 		},
 		"callers who cancel soon say nothing of the nodes": func(b *bench) {
 			b.each(delay(time.Hour))
@@ -258,11 +241,11 @@ func TestNodesFarAwayAreNotSlow(t *testing.T) {
 			require.NoError(b, err)
 			time.Sleep(time.Minute)
 			for _, name := range []string{"a", "b", "c"} {
-				require.Equal(b, []redlock.NodeStatus{up}, seen.of(name), "node %s, %v away", name, trip)
+				require.Equal(b, []redlock.NodeStatus{up}, seen(name), "node %s, %v away", name, trip)
 			}
 			b.stores[2].Delay(5 * trip)
 			time.Sleep(time.Minute)
-			require.Equal(b, []redlock.NodeStatus{up, slow}, seen.of("c"), "%v away", trip)
+			require.Equal(b, []redlock.NodeStatus{up, slow}, seen("c"), "%v away", trip)
 			require.NoError(b, lease.Release())
 		})
 	}
@@ -371,28 +354,6 @@ func TestNamesOfNodes(t *testing.T) {
 	_, err := l.TryAcquire(t.Context(), "key", "x", time.Second)
 	require.ErrorContains(t, err, "node z: the same as node x")
 	require.NotPanics(t, func() { _ = (&redlock.MajorityError{Nodes: []error{errDial}}).Error() }, "a MajorityError that a test has made")
-}
-
-type reply string
-
-func (r reply) Error() string { return string(r) }
-func (reply) Failed() bool    { return true }
-
-// A majority has failed if enough nodes have replied, and too few of them have answered.
-func TestFailedMajority(t *testing.T) {
-	failed, silent := reply("ERR upstream failure"), errDial
-	for _, c := range []struct {
-		nodes []error
-		want  bool
-	}{
-		{[]error{failed, failed, silent}, true},
-		{[]error{nil, failed, silent}, true},
-		{[]error{failed, silent, silent}, false},
-		{[]error{nil, nil, failed}, false},
-	} {
-		e := &redlock.MajorityError{Quorum: 2, Nodes: c.nodes}
-		require.Equal(t, c.want, e.Failed(), "%v", c.nodes)
-	}
 }
 
 // One node has just restarted, and another one is far away. The two that count decide, however much sooner the young one
