@@ -64,25 +64,18 @@ const (
 	every    = time.Second // "@every 1s" starts at each full second
 )
 
-// A tally counts how often each period was enqueued, or run.
-type tally struct {
-	sync.Mutex
-	of map[int64]int // by the second
-}
-
-func (c *tally) add(due time.Time) {
-	c.Lock()
-	defer c.Unlock()
-	c.of[due.Unix()]++
-}
+// A tally has the periods that were enqueued, or run, by the second.
+type tally chan int64
 
 // requireOnceEach fails unless each period from begin on has been counted once.
-func (c *tally) requireOnceEach(t *testing.T, begin time.Time, periods int) {
-	c.Lock()
-	defer c.Unlock()
+func (c tally) requireOnceEach(t *testing.T, begin time.Time, periods int) {
+	counts := make(map[int64]int)
+	for range len(c) {
+		counts[<-c]++
+	}
 	for n := range periods {
-		due := begin.Add(time.Duration(n) * every)
-		require.Equal(t, 1, c.of[due.Unix()], "at %v: %v", due.Unix(), c.of)
+		due := begin.Add(time.Duration(n) * every).Unix()
+		require.Equal(t, 1, counts[due], "at %v: %v", due, counts)
 	}
 }
 
@@ -97,11 +90,11 @@ func connect(t *testing.T, addr string) (*redis.Client, *dlock.Client) {
 func TestLead(t *testing.T) {
 	const periods = 4
 	opt := asynq.RedisClientOpt{Addr: redistest.Start(t).Addr()}
-	enqueued := tally{of: make(map[int64]int)}
+	enqueued := make(tally, 100)
 	newScheduler := func() (*asynq.Scheduler, error) {
 		s := asynq.NewScheduler(opt, &asynq.SchedulerOpts{LogLevel: asynq.FatalLevel, PostEnqueueFunc: func(_ *asynq.TaskInfo, err error) {
 			assert.NoError(t, err)
-			enqueued.add(time.Now().Round(every))
+			enqueued <- time.Now().Round(every).Unix()
 		}})
 		_, err := s.Register("@every 1s", asynq.NewTask("report", nil))
 		return s, err
@@ -115,17 +108,17 @@ func TestLead(t *testing.T) {
 		all = append(all, e)
 		run.Go(func() { assert.NoError(t, e.Run(ctx, lead(newScheduler))) })
 	}
+	leader := func() int {
+		return slices.IndexFunc(all, func(e *election.Election) bool { return e.IsLeader(ctx) == nil })
+	}
 	changes := func(before int) func() bool { // to another leader
-		return func() bool {
-			now := slices.IndexFunc(all, func(e *election.Election) bool { return e.IsLeader(ctx) == nil })
-			return now >= 0 && now != before
-		}
+		return func() bool { return !slices.Contains([]int{-1, before}, leader()) }
 	}
 	require.Eventually(t, changes(-1), time.Minute, time.Millisecond)
 	begin := time.Now().Truncate(every).Add(every)
 	for n := range periods {
 		time.Sleep(time.Until(begin.Add(time.Duration(n)*every + every/2)))
-		before := slices.IndexFunc(all, func(e *election.Election) bool { return e.IsLeader(ctx) == nil })
+		before := leader()
 		all[before].Resign()
 		require.Eventually(t, changes(before), time.Minute, time.Millisecond)
 	}
@@ -139,12 +132,12 @@ func TestEnqueue(t *testing.T) {
 	const periods = 3
 	addr := redistest.Start(t).Addr()
 	rdb, _ := connect(t, addr)
-	done := tally{of: make(map[int64]int)}
+	done := make(tally, 100)
 	worker := asynq.NewServerFromRedisClient(rdb, asynq.Config{LogLevel: asynq.FatalLevel, TaskCheckInterval: 10 * time.Millisecond})
 	require.NoError(t, worker.Start(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
 		id, _ := asynq.GetTaskID(ctx)
 		due, err := time.Parse("report@"+time.RFC3339, id)
-		done.add(due)
+		done <- due.Unix()
 		return err
 	})))
 	defer worker.Shutdown()

@@ -19,21 +19,6 @@ import (
 
 func TestConformance(t *testing.T) { conformance.Run(t, harness(t)) }
 
-func BenchmarkLocker(b *testing.B) {
-	server := sqltest.Postgres(b)
-	db := sqltest.Open(b, server)
-	makeSchema(b, db)
-	l := sqllock.New(db)
-	for b.Loop() {
-		a, err := l.TryAcquire(b.Context(), "key", "token", time.Minute)
-		require.NoError(b, err)
-		require.True(b, a.Acquired)
-		held, err := l.Release(b.Context(), "key", "token")
-		require.NoError(b, err)
-		require.True(b, held)
-	}
-}
-
 func harness(t *testing.T) conformance.Harness {
 	server := sqltest.Postgres(t)
 	admin := sqltest.Open(t, server)

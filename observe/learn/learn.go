@@ -43,8 +43,7 @@ const (
 	other      = "other"
 )
 
-// A Learner knows how long the holds of classes of keys take. Its methods are safe for concurrent
-// use. It needs about 1.5 kB for each class, however many keys there are.
+// A Learner knows how long the holds of classes of keys take. Its methods are safe for concurrent use.
 type Learner struct {
 	class    func(key string) string
 	min, max time.Duration

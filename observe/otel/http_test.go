@@ -49,25 +49,16 @@ func TestRequest(t *testing.T) {
 		require.Equal(t, request.SpanContext.TraceID(), s.SpanContext.TraceID())
 	}
 	require.NotZero(t, calls(r, locks[:1]), "of the first acquisition")
-	require.NotZero(t, calls(r, holds(r, short)), "of the release")
-	require.Zero(t, calls(r, holds(r, work)), "renewals")
+	holds := r.named("dlock hold") // of short, which ended first, and of work
+	require.NotZero(t, calls(r, holds[:1]), "of the release")
+	require.Zero(t, calls(r, holds[1:]), "renewals")
 	for _, root := range r.named("dlock background") {
-		require.Equal(t, []trace.SpanID{id(holds(r, work)[0])}, linked(t, root))
+		require.Equal(t, []trace.SpanID{id(holds[1])}, linked(t, root))
 		require.NotEqual(t, request.SpanContext.TraceID(), root.SpanContext.TraceID())
 	}
 	for _, token := range []string{work.Token(), short.Token()} {
 		require.NotContains(t, r.exported(t), token)
 	}
-}
-
-// holds returns the span of a lease.
-func holds(r *recorder, lease *dlock.Lease) (found tracetest.SpanStubs) {
-	for i, s := range r.named("dlock hold") {
-		if i == 0 == (lease.Key() == "short") { // which ended first
-			found = append(found, s)
-		}
-	}
-	return found
 }
 
 // calls returns how many calls of Redis are children of some spans.
