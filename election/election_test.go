@@ -454,15 +454,15 @@ func TestRedlock(t *testing.T) {
 			wait(time.Second)
 			require.Same(g, g.all[(n+1)%3], g.leader(), "the next in the queue")
 		}
-		g.Away[g.Servers[0]] = true
+		g.Away.Store(g.Servers[0], true)
 		wait(time.Minute)
 		require.Len(g, g.terms, 10, "one node is away")
-		g.Away[g.Servers[1]] = true
+		g.Away.Store(g.Servers[1], true)
 		wait(3 * ttl)
 		require.Nil(g, g.leader(), "without a majority")
-		g.Away[g.Servers[1]] = false
+		g.Away.Delete(g.Servers[1])
 		wait(ttl)
 		require.NotNil(g, g.leader(), "after the outage, with one node away")
-		g.Away[g.Servers[0]] = false
+		g.Away.Delete(g.Servers[0])
 	})
 }

@@ -4,6 +4,7 @@ package cast
 import (
 	"context"
 	"io"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -26,7 +27,7 @@ type World struct {
 	*testing.T
 	Memory  *memory.Locker
 	Servers []*sim.Server
-	Away    map[*sim.Server]bool
+	Away    sync.Map // servers that nobody reaches
 
 	Inspect func()  // before each look, if set
 	Try     Attempt // each attempt, if set
@@ -39,7 +40,7 @@ type Attempt func(ctx context.Context, key string, call func() (dlock.Attempt, e
 func In(t *testing.T, store string, f func(*World)) {
 	t.Helper()
 	bubble.Test(t, func(t *testing.T) {
-		w := &World{T: t, Memory: memory.New(), Away: make(map[*sim.Server]bool)}
+		w := &World{T: t, Memory: memory.New()}
 		for range map[string]int{"redis": 1, "redlock": 3}[store] {
 			w.Servers = append(w.Servers, sim.NewServer())
 		}
@@ -63,7 +64,8 @@ func (w *World) Process(opts ...dlock.Option) *Process {
 	nodes := []dlock.Locker{w.Memory}
 	for i, server := range w.Servers {
 		p.conns = append(p.conns, sim.Dial(server, func(sim.Trip) sim.Fate {
-			leg := sim.Leg{Delay: RTT / 2, Lost: p.Cut.Load() || w.Away[server]}
+			_, away := w.Away.Load(server)
+			leg := sim.Leg{Delay: RTT / 2, Lost: p.Cut.Load() || away}
 			return sim.Fate{Request: leg, Reply: leg}
 		}))
 		nodes = append(nodes[:i], rediscore.New(p.conns[i]))
