@@ -23,9 +23,9 @@ import (
 func TestNeverMore(t *testing.T) {
 	const permits = 3
 	everywhere(t, func(w *cast.World) {
-		length := 20 * time.Second
+		length := time.Minute
 		if len(w.Servers) > 1 || israce.Enabled || testing.Short() {
-			length /= 2
+			length /= 6
 		}
 		end := time.Now().Add(length)
 		j := newJudge()
