@@ -190,7 +190,7 @@ var clauses = []clause{
 			b.takesWhole()
 			b.failing(err, 1)
 			b.releases("a")
-			time.Sleep(time.Millisecond) // node 1 fails
+			time.Sleep(30 * time.Millisecond) // node 1 fails each time that it is asked
 			b.failing(err, 2)
 			b.takesAgain(other)
 		}
