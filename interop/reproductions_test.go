@@ -2,6 +2,7 @@ package interop
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -89,7 +90,13 @@ func TestBelowAMillisecond(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, client := start(t)
-			require.Eventually(t, func() bool { return shorten(t.Context(), client) == nil }, time.Minute, time.Millisecond, "success")
+			require.Eventually(t, func() bool {
+				err := shorten(t.Context(), client)
+				if err != nil { // the key may be held
+					err = errors.Join(err, client.Del(t.Context(), key).Err())
+				}
+				return err == nil
+			}, time.Minute, time.Millisecond, "success")
 			requireStored(t, false, client, key)
 		})
 	}
