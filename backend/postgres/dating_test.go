@@ -1,0 +1,81 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/storewait"
+)
+
+// away is a source without a server.
+type away struct{}
+
+func (away) with(context.Context, func(*pgx.Conn) error) error { return errors.New("away") }
+func (away) dial(context.Context) (*pgx.Conn, error)           { return nil, errors.New("away") }
+
+// When the inbox has changed, a message may come from another server: neither an answer from before the change dates it,
+// nor that to a call that was sent before.
+func TestAnotherServersClockDatesNothing(t *testing.T) {
+	l := open(away{}, "", nil)
+	t.Cleanup(func() { l.Close() })
+	w := &wait{
+		l: l, ctx: t.Context(), key: "key", token: "x", ttl: time.Second, queued: true,
+		answers: make(chan result, 9), bell: make(chan struct{}, 1), timer: time.NewTimer(time.Hour), heard: storewait.Of(t.Context()),
+	}
+	answer := result{sent: time.Now(), verdict: waiting, clock: 1000, ticket: 1, holder: []byte("y"), remaining: 1000}
+	granted := func() bool {
+		a, err := w.read(mail{grant: &message{fence: 1, since: 2000, made: 2000}})
+		require.NoError(t, err)
+		return a.Acquired
+	}
+	_, err := w.take(answer)
+	require.NoError(t, err)
+	require.True(t, granted())
+	for range 2 { // the first call is in flight then
+		_, err = w.read(mail{changed: true})
+		require.NoError(t, err)
+		require.False(t, granted())
+		w.calling, w.again = true, true
+		_, err = w.take(answer)
+		require.NoError(t, err)
+		require.False(t, granted())
+	}
+	w.calling, w.again = false, false
+	_, err = w.take(answer)
+	require.NoError(t, err)
+	a, err := w.read(mail{grant: &message{fence: 1, since: time.Hour.Microseconds(), made: time.Hour.Microseconds()}})
+	require.NoError(t, err)
+	require.True(t, a.Acquired)
+	require.False(t, a.Since.After(time.Now()))
+}
+
+// Only after an ERROR is it known that a statement was rolled back.
+func TestOutcome(t *testing.T) {
+	for _, c := range []struct {
+		severity, code             string
+		noEffect, temporary, state bool
+	}{
+		{"ERROR", "55P03", true, true, false},
+		{"ERROR", "25006", true, true, false},
+		{"ERROR", "42P01", true, false, false},
+		{"ERROR", "53100", true, false, true},
+		{"ERROR", "40003", false, false, false},
+		{"ERROR", "08006", false, false, false},
+		{"FATAL", "57P01", false, false, false},
+		{"FATAL", "58000", false, false, false}, // of a pooler that has lost the server
+		{"PANIC", "53100", false, false, false}, // the log cannot be synced
+	} {
+		err := outcome(&pgconn.PgError{SeverityUnlocalized: c.severity, Code: c.code})
+		require.Equal(t, c.noEffect, dlock.NoEffect(err), "%+v", c)
+		if none, ok := errors.AsType[*dlock.NoEffectError](err); ok {
+			require.Equal(t, []bool{c.temporary, c.state}, []bool{none.Temporary, none.State}, "%+v", c)
+		}
+	}
+}

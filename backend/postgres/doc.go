@@ -1,0 +1,82 @@
+// Package postgres keeps dlock's leases in PostgreSQL, for a service that has a database and no Redis. Waiters queue in
+// order: a release gives the key to the next of them in the same statement, and a notification tells it.
+//
+//	pool, err := pgxpool.New(ctx, "postgres://…")
+//	…
+//	locker := postgres.New(pool)
+//	if err := locker.CreateTable(ctx); err != nil { … }
+//	locks := dlock.New(locker)
+//
+// If the lock and the rows that it protects are in one database, package [github.com/dlock-go/dlock/fence] makes the
+// writes safe, too; see the example. A lock in the transaction of the rows needs no package: SELECT … FOR UPDATE locks a
+// row until the transaction ends.
+//
+// # What is stored
+//
+// [schema.sql] has three tables and the functions that change them. Run it in a migration, or call
+// [Locker.CreateTable]. [Locker.Schema] returns it for other names.
+//
+// Table dlock has a row for each key: the holder's token, the end of the lease, and the fence of the latest grant. Keys and
+// tokens are bytea, which is compared byte by byte. A row stays when its lease has ended, to remember the fence. Statements
+// that create rows delete others, about two for each, that nobody has used since the day before yesterday. So the table has
+// the keys of about two days, and nobody has to clean it.
+//
+// Table dlock_queue has a row for each waiter, and dlock_inbox one for each process that waits. No index has a column
+// that changes between two grants of a day, so updates are HOT: with a fillfactor of 50, a page is cleaned when it is
+// read, and autovacuum has little to do.
+//
+// The fence of a grant is the larger of the key's last one + 8 and the server's clock in microseconds. It rises as long as
+// the row is there, and no row is deleted whose fence is ahead of the clock. After a failover or a restored backup that has
+// lost grants it still rises, unless the clock of the server is behind the key's last grant.
+//
+// # Calls
+//
+// Each call is one statement that commits by itself, so no state of a session is lost between two. Calls that are made
+// at the same time travel together in one statement, over two connections of the pool at most: many callers share a
+// commit. TTLs are relative, and all times are clock_timestamp() of the server, after the row is locked.
+//
+// Statements lock the rows of keys in the order of the keys, so there are no deadlocks between them. They run as READ
+// COMMITTED. If default_transaction_isolation is another level, the Locker begins a transaction for each statement in the
+// same round trip.
+//
+// An error with an SQLSTATE and the severity ERROR means that the server has rolled the statement back, so it matches [dlock.NoEffectError]:
+// 55P03 after lock_timeout, 57014 after statement_timeout, 40P01, 53300, and those for missing rights or tables. The
+// exceptions are class 08 and 40003. With the severity FATAL or PANIC the session has ended, and the outcome is unknown, as
+// after a connection that broke. If ctx ends during a call, pgx closes the connection.
+//
+// A standby, and a server with default_transaction_read_only, refuse with 25006, and nothing happens. The connection is
+// then closed, so that the pool dials again: with several hosts and target_session_attrs=read-write in the URL, it finds
+// the new primary.
+//
+// # Waiting
+//
+// While something waits, the Locker has one connection that is not of the pool. It listens to a channel of its own, says
+// every two seconds that it is alive, and holds an advisory lock with a random number. A waiter whose process has not said
+// so for five seconds, or whose session has ended, is skipped. The connection is closed when nothing has waited for ten
+// seconds.
+//
+// Each waiter also looks every two seconds, and when the holder's lease ends: a notification that is lost costs no more
+// than that. Without the connection, a waiter asks every 100 ms, the second in the queue every 200 ms, and so on up to a
+// sixth of the TTL.
+//
+// PgBouncer in transaction mode does not pass notifications on. The Locker finds out, since it does not hear its own, and
+// calls the function of [WithInboxError] once. The queue works on. Behind PgBouncer older than 1.21, statements are not
+// prepared, which the Locker finds out, too.
+//
+// In PostgreSQL, transactions that notify commit one after the other. That limits handovers to waiters, not calls without
+// waiters, which notify nobody.
+//
+// # What survives what
+//
+// A lease is as durable as a commit. With synchronous_commit=off, a crash of the server forgets the latest calls: a key
+// may be granted twice, with fences that rise. A failover to a standby forgets what was not replicated; with
+// synchronous_standby_names and synchronous_commit=on, nothing. A clock that is set forward ends leases early, and one
+// that is set back prolongs them.
+//
+// # Rights
+//
+// A user needs SELECT, INSERT, UPDATE and DELETE on the three tables, and EXECUTE on the functions, which is granted to all
+// by default. LISTEN and pg_notify need no right.
+//
+// It is tested with PostgreSQL 15. It needs 9.6 at least.
+package postgres

@@ -1,0 +1,30 @@
+package postgres
+
+import (
+	"context"
+	"time"
+)
+
+// NoCheckIns lets waiters be served by notifications only, until the returned function is called.
+func NoCheckIns() func() {
+	before := checkInPeriod
+	checkInPeriod = time.Hour
+	return func() { checkInPeriod = before }
+}
+
+// AwaitInbox returns when a Locker listens.
+func AwaitInbox(l *Locker) {
+	for l.post.box() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// Attempts makes attempts in one statement.
+func Attempts(l *Locker, keys ...string) error {
+	calls, results := make([]call, len(keys)), make([]result, len(keys))
+	for i, key := range keys {
+		calls[i] = call{op: attempt, key: key, token: "x", ttl: time.Minute}
+	}
+	l.send(context.Background(), calls, results)
+	return results[0].err
+}

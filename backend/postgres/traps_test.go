@@ -1,0 +1,202 @@
+//go:build unix
+
+package postgres_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/backend/postgres"
+	"github.com/dlock-go/dlock/internal/sqltest"
+)
+
+// settings returns a Locker whose sessions have these settings.
+func settings(t *testing.T, addr string, all map[string]string) *postgres.Locker {
+	config, err := pgxpool.ParseConfig(dsn(addr))
+	require.NoError(t, err)
+	for name, value := range all {
+		config.ConnConfig.RuntimeParams[name] = value
+	}
+	p, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(p.Close)
+	l := postgres.New(p)
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+func takes(t *testing.T, l dlock.Locker, key, token string) {
+	t.Helper()
+	a, err := l.TryAcquire(t.Context(), key, token, time.Minute)
+	require.NoError(t, err)
+	require.True(t, a.Acquired, "%+v", a)
+}
+
+func gives(t *testing.T, l dlock.Locker, key, token string) {
+	t.Helper()
+	held, err := l.Release(t.Context(), key, token)
+	require.NoError(t, err)
+	require.True(t, held)
+}
+
+// Without a check-in to help, a waiter that comes while the holder leaves is served by one of the two.
+func TestNoWakeUpIsLost(t *testing.T) {
+	defer postgres.NoCheckIns()()
+	server := fresh(t)
+	a, b := open(t, server), open(t, server)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	takes(t, a, "warm", "holder")
+	go func() { _, _ = a.Release(ctx, "warm", "holder") }()
+	_, err := b.Acquire(ctx, "warm", "waiter", time.Minute)
+	require.NoError(t, err)
+	postgres.AwaitInbox(b)
+	for i := range 300 {
+		key := fmt.Sprint("key", i)
+		takes(t, a, key, "holder")
+		released := make(chan error, 1)
+		go func() {
+			_, err := a.Release(ctx, key, "holder")
+			released <- err
+		}()
+		got, err := b.Acquire(ctx, key, "waiter", time.Minute)
+		require.NoError(t, err)
+		require.True(t, got.Acquired)
+		require.NoError(t, <-released)
+	}
+}
+
+// What the server has rolled back has no effect, now or later, and says so.
+func TestRolledBack(t *testing.T) {
+	server := fresh(t)
+	admin := pool(t, server)
+	for name, of := range map[string]struct {
+		settings map[string]string
+		code     string
+	}{
+		"lock_timeout":      {map[string]string{"lock_timeout": "50"}, "55P03"},
+		"statement_timeout": {map[string]string{"statement_timeout": "50"}, "57014"},
+		"read only":         {map[string]string{"default_transaction_read_only": "on"}, "25006"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			takes(t, open(t, server), name, "holder")
+			tx, err := admin.Begin(t.Context())
+			require.NoError(t, err)
+			defer tx.Rollback(context.Background())
+			_, err = tx.Exec(t.Context(), "SELECT FROM dlock WHERE key = $1 FOR UPDATE", []byte(name))
+			require.NoError(t, err)
+			l := settings(t, server, of.settings)
+			_, err = l.Release(t.Context(), name, "holder")
+			require.ErrorContains(t, err, of.code)
+			require.True(t, dlock.NoEffect(err), "%v", err)
+			require.NoError(t, tx.Rollback(t.Context()))
+			h, err := l.Inspect(t.Context(), name)
+			require.NoError(t, err)
+			require.Equal(t, "holder", h.Token)
+		})
+	}
+}
+
+// The session that listens is ended while something waits: the waiter is served, and a new session listens.
+func TestListenerIsEnded(t *testing.T) {
+	server := fresh(t)
+	admin, said := pool(t, server), make(chan error, 10)
+	a, b := open(t, server), postgres.New(pool(t, server), postgres.WithInboxError(func(err error) { said <- err }))
+	t.Cleanup(func() { b.Close() })
+	takes(t, a, "key", "holder")
+	granted := make(chan error, 1)
+	go func() {
+		_, err := b.Acquire(t.Context(), "key", "waiter", time.Minute)
+		granted <- err
+	}()
+	postgres.AwaitInbox(b)
+	_, err := admin.Exec(t.Context(), "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'")
+	require.NoError(t, err)
+	require.ErrorContains(t, <-said, "57P01")
+	require.NoError(t, <-said)
+	gives(t, a, "key", "holder")
+	require.NoError(t, <-granted)
+	gives(t, b, "key", "waiter")
+}
+
+// Updates are HOT: they write no index.
+func TestUpdatesAreHOT(t *testing.T) {
+	server := fresh(t)
+	l := open(t, server)
+	for range 200 {
+		takes(t, l, "key", "holder")
+		held, err := l.Renew(t.Context(), "key", "holder", 2*time.Minute)
+		require.True(t, held && err == nil, "%v, %v", held, err)
+		gives(t, l, "key", "holder")
+	}
+	c, err := pool(t, server).Acquire(t.Context())
+	require.NoError(t, err)
+	defer c.Release()
+	var updated, hot int
+	require.Eventually(t, func() bool { // sessions report when they have been idle for a second
+		_, err := c.Exec(t.Context(), "SELECT pg_stat_clear_snapshot()")
+		require.NoError(t, err)
+		err = c.QueryRow(t.Context(), "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'dlock'").Scan(&updated, &hot)
+		return err == nil && updated > 500
+	}, time.Minute, 100*time.Millisecond)
+	require.Equal(t, updated, hot)
+}
+
+// Names of tables are taken as they are written.
+func TestTableNames(t *testing.T) {
+	server := fresh(t)
+	p := pool(t, server)
+	text, err := os.ReadFile("schema.sql")
+	require.NoError(t, err)
+	_, err = p.Exec(t.Context(), "DROP SCHEMA IF EXISTS \"a pp\" CASCADE; CREATE SCHEMA \"a pp\"")
+	require.NoError(t, err)
+	for _, name := range []string{"Locks", `a"b`, "it's 100%", "d", "a pp.dlock", "a pp.x y"} {
+		l := postgres.New(p, postgres.WithTable(name))
+		t.Cleanup(func() { l.Close() })
+		require.NotEqual(t, string(text), l.Schema())
+		require.NoError(t, l.CreateTable(t.Context()), name)
+		require.NoError(t, l.CreateTable(t.Context()), name)
+		takes(t, l, "key", "holder")
+		granted := make(chan error, 1)
+		go func() {
+			_, err := l.Acquire(t.Context(), "key", "waiter", time.Minute)
+			granted <- err
+		}()
+		postgres.AwaitInbox(l)
+		gives(t, l, "key", "holder")
+		require.NoError(t, <-granted)
+	}
+	for _, name := range []string{"", "a.b.c", ".x", "x\x00", "x\ny", "x$$y"} {
+		_, err := postgres.New(p, postgres.WithTable(name)).TryAcquire(t.Context(), "key", "x", time.Minute)
+		require.ErrorIs(t, err, dlock.ErrInvalid)
+		require.ErrorContains(t, err, fmt.Sprintf("%q", name))
+	}
+}
+
+// A database/sql is as good.
+func TestSQL(t *testing.T) {
+	server := fresh(t)
+	l := postgres.NewSQL(sqltest.Open(t, server))
+	t.Cleanup(func() { l.Close() })
+	takes(t, l, "key", "holder")
+	granted := make(chan error, 1)
+	go func() {
+		_, err := l.Acquire(t.Context(), "key", "waiter", time.Minute)
+		granted <- err
+	}()
+	postgres.AwaitInbox(l)
+	gives(t, l, "key", "holder")
+	require.NoError(t, <-granted)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := l.TryAcquire(ctx, "key", "x", time.Minute)
+	require.True(t, errors.Is(err, context.Canceled))
+}
