@@ -2,7 +2,7 @@
 
 // Package sqltest starts real database servers for tests, on free ports of the loopback interface.
 //
-// It imports only the standard library. A test imports the drivers, whose names are "pgx" and "mysql".
+// It imports no driver. A test imports the drivers, whose names are "pgx" and "mysql".
 package sqltest
 
 import (
@@ -32,12 +32,13 @@ type database struct {
 
 // PostgreSQL's time zone is not the client's. MariaDB has an empty database "test".
 var (
-	postgres = sync.OnceValues(database{
+	postgres   = sync.OnceValues(postgreSQL.start)
+	postgreSQL = database{
 		name: "PostgreSQL", program: "initdb", elsewhere: "/usr/lib/postgresql/*/bin/initdb", // so does Debian
 		driver: "pgx", dsn: "postgres://postgres@%s/postgres?sslmode=disable",
 		install: `initdb -D "$dir/data" -U postgres -A trust -E UTF8 --no-locale -N`,
 		serve:   `postgres -D "$dir/data" -h 127.0.0.1 -p "$port" -k "" -F -c timezone=Asia/Kathmandu -c max_connections=300`,
-	}.start)
+	}
 	mariadb = sync.OnceValues(database{
 		name: "MariaDB", program: "mariadbd", elsewhere: "/usr/sbin/mariadbd",
 		driver: "mysql", dsn: "root@tcp(%s)/test",
@@ -80,6 +81,20 @@ func Open(t testing.TB, addr string, settings ...string) *sql.DB {
 
 // start starts a server, and returns its address.
 func (d database) start() (addr string, err error) {
+	bin, err := d.bin()
+	if err != nil {
+		return "", err
+	}
+	for range 5 { // as somebody else may take the port before the server does
+		if addr, err = d.try(bin); err == nil {
+			return addr, nil
+		}
+	}
+	return "", err
+}
+
+// bin returns the directory of the programs.
+func (d database) bin() (string, error) {
 	path, err := exec.LookPath(d.program)
 	if found, _ := filepath.Glob(d.elsewhere); err != nil && len(found) > 0 {
 		path, err = found[len(found)-1], nil
@@ -87,12 +102,7 @@ func (d database) start() (addr string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("%s is not installed: %w", d.name, err)
 	}
-	for range 5 { // as somebody else may take the port before the server does
-		if addr, err = d.try(filepath.Dir(path)); err == nil {
-			return addr, nil
-		}
-	}
-	return "", err
+	return filepath.Dir(path), nil
 }
 
 // script runs a server until its standard input ends, as it does when the test binary
@@ -126,19 +136,8 @@ func (d database) try(bin string) (addr string, err error) {
 	defer log.Close()
 	cmd := exec.Command("/bin/sh", "-c", fmt.Sprintf(script, d.install, d.serve), "sh", dir, strconv.Itoa(port))
 	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.Env = dir, log, log, append(os.Environ(), "PATH="+os.Getenv("PATH")+":"+bin)
-	// A group of its own, so that Ctrl-C ends the test, and the test ends the server.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if os.Geteuid() == 0 { // PostgreSQL refuses root
-		nobody, err := user.Lookup("nobody")
-		if err != nil {
-			return "", err
-		}
-		uid, _ := strconv.Atoi(nobody.Uid)
-		gid, _ := strconv.Atoi(nobody.Gid)
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
-		if err := os.Chown(dir, uid, gid); err != nil {
-			return "", err
-		}
+	if err := unprivileged(cmd, dir); err != nil {
+		return "", err
 	}
 	life, err := cmd.StdinPipe()
 	if err != nil {
@@ -176,4 +175,21 @@ func (d database) await(addr string, ended <-chan error) error {
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
+}
+
+// unprivileged has a command run as a user that PostgreSQL does not refuse, and gives dir to that user. The command is in a
+// group of its own, so that Ctrl-C ends the test, and the test ends the server.
+func unprivileged(cmd *exec.Cmd, dir string) error {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	nobody, err := user.Lookup("nobody")
+	if err != nil {
+		return err
+	}
+	uid, _ := strconv.Atoi(nobody.Uid)
+	gid, _ := strconv.Atoi(nobody.Gid)
+	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
+	return os.Chown(dir, uid, gid)
 }
