@@ -70,8 +70,10 @@
 //
 // A lease is as durable as a commit. With synchronous_commit=off, a crash of the server forgets the latest calls: a key
 // may be granted twice, with fences that rise. A failover to a standby forgets what was not replicated; with
-// synchronous_standby_names and synchronous_commit=on, nothing. A clock that is set forward ends leases early, and one
-// that is set back prolongs them.
+// synchronous_standby_names and synchronous_commit=on, nothing. Then a waiter that is notified makes a call before it has
+// the key: if a session is ended while it waits for the standby, PostgreSQL commits and notifies without the standby.
+//
+// A clock that is set forward ends leases early, and one that is set back prolongs them.
 //
 // # Rights
 //

@@ -110,3 +110,35 @@ func TestWhatAPromotionLoses(t *testing.T) {
 		})
 	}
 }
+
+// A release that is cut short while it waits for the standby tells the next waiter nothing that a promotion would take back.
+func TestHandoverWithoutTheStandby(t *testing.T) {
+	p := newPair(t, true)
+	l, next := open(t, p.way.Addr()), open(t, p.way.Addr())
+	takes(t, l, "key", "holder")
+	granted := make(chan dlock.Attempt, 1)
+	go func() {
+		a, _ := next.Acquire(t.Context(), "key", "waiter", time.Minute)
+		granted <- a
+	}()
+	admin := pool(t, p.primary.Addr)
+	require.Eventually(t, func() bool { return scalar[int](t, admin, "SELECT count(*) FROM dlock_queue WHERE inbox <> 0") == 1 }, time.Minute, 10*time.Millisecond)
+	time.Sleep(50 * time.Millisecond)
+	p.link.Refuse()
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	_, err := l.Release(ctx, "key", "holder")
+	require.Error(t, err)
+	select {
+	case a := <-granted:
+		h, err := open(t, p.standby.Addr).Inspect(t.Context(), "key")
+		t.Fatalf("granted %+v, and the standby has %+v, %v", a, h, err)
+	case <-time.After(time.Second):
+	}
+	p.promote()
+	require.Eventually(t, func() bool {
+		held, err := l.Release(t.Context(), "key", "holder")
+		return held && err == nil
+	}, time.Minute, 10*time.Millisecond)
+	require.True(t, (<-granted).Acquired)
+}

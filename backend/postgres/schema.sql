@@ -80,7 +80,10 @@ BEGIN
 		expires = at + w.ttl * interval '1 ms'
 	WHERE key = d.key RETURNING l.* INTO d;
 	DELETE FROM dlock_queue q WHERE q.key = d.key AND q.token = w.token;
-	PERFORM pg_notify('dlock_' || w.inbox, concat_ws(' ', w.number, d.fence, dlock_us(d.expires) - w.ttl * 1000, dlock_us(at)));
+	-- Made at 0, a message has the waiter look, which waits for the standbys: this transaction does not if its session is ended
+	-- while it waits, or its call is given up.
+	PERFORM pg_notify('dlock_' || w.inbox, concat_ws(' ', w.number, d.fence, dlock_us(d.expires) - w.ttl * 1000,
+		CASE WHEN current_setting('synchronous_standby_names') = '' THEN dlock_us(at) ELSE 0 END));
 	RETURN w.token;
 END $$;
 
