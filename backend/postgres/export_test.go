@@ -3,6 +3,8 @@ package postgres
 import (
 	"context"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // NoCheckIns lets waiters be served by notifications only, until the returned function is called.
@@ -18,6 +20,16 @@ func AwaitInbox(l *Locker) {
 		time.Sleep(time.Millisecond)
 	}
 }
+
+// Deafen has a Locker listen in another database, where it hears nothing.
+func Deafen(l *Locker, dsn string) { l.db = deaf{l.db, dsn} }
+
+type deaf struct {
+	source
+	dsn string
+}
+
+func (d deaf) dial(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, d.dsn) }
 
 // Attempts makes attempts in one statement.
 func Attempts(l *Locker, keys ...string) error {

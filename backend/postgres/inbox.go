@@ -41,7 +41,8 @@ type post struct {
 	sweepAt   int
 	inbox     int64 // 0 while nobody listens
 	listening bool  // there is a goroutine for it
-	failure   string
+	failure   error // why nobody listens
+	failed    time.Time
 }
 
 func (p *post) init(l *Locker) {
@@ -184,12 +185,8 @@ func (p *post) change(inbox int64, err error) {
 		w.changed = true
 		w.ringLocked()
 	}
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
-	said := p.failure == text
-	p.failure = text
+	said := fmt.Sprint(p.failure) == fmt.Sprint(err)
+	p.failure, p.failed = err, time.Now()
 	p.mu.Unlock()
 	if !said {
 		p.l.onInbox(err)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -199,4 +200,31 @@ func TestSQL(t *testing.T) {
 	cancel()
 	_, err := l.TryAcquire(ctx, "key", "x", time.Minute)
 	require.True(t, errors.Is(err, context.Canceled))
+}
+
+// A Client hears of a wait that cannot be notified, and counts it. The wait is served.
+func TestWaitWithoutInbox(t *testing.T) {
+	server := fresh(t)
+	edit(t, server, "DROP ROLE IF EXISTS mute; CREATE ROLE mute; GRANT USAGE ON SCHEMA public TO mute; GRANT ALL ON ALL TABLES IN SCHEMA public TO mute; REVOKE INSERT ON dlock_inbox FROM mute")
+	holder, healthy, deaf := open(t, server), open(t, server), open(t, server)
+	postgres.Deafen(deaf, strings.Replace(dsn(server), "/postgres?", "/template1?", 1))
+	for want, l := range map[string]*postgres.Locker{"": healthy, "42501": settings(t, server, map[string]string{"role": "mute"}), "pooler": deaf} {
+		heard := make(chan error, 10)
+		c := dlock.New(l, dlock.WithObserver(&dlock.Observer{
+			InboxMissing: func(_ context.Context, i dlock.InboxMissingInfo) { heard <- i.Err },
+		}))
+		takes(t, holder, want+"key", "holder")
+		granted := make(chan *dlock.Lease, 1)
+		go func() { granted <- acquire(t, c, want+"key") }()
+		if want == "" {
+			postgres.AwaitInbox(l)
+		} else {
+			require.ErrorContains(t, <-heard, want)
+		}
+		gives(t, holder, want+"key", "holder")
+		require.NoError(t, (<-granted).Release())
+		require.Equal(t, want != "", c.Stats().WaitsWithoutInbox == 1)
+		require.NoError(t, c.Close())
+		require.Empty(t, heard)
+	}
 }

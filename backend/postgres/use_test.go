@@ -115,9 +115,8 @@ func TestOnce(t *testing.T) {
 // One leads. When it resigns, the next in the queue does; if its lease is lost, another.
 func TestElection(t *testing.T) {
 	server := fresh(t)
-	operator := begin(t, server)
+	operator, all := begin(t, server), make([]*election.Election, 3)
 	var leads alone
-	var all [3]*election.Election
 	begins, ends := make(chan *dlock.Lease, 10), make(chan error, 10)
 	var runs sync.WaitGroup
 	t.Cleanup(runs.Wait)

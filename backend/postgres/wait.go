@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -15,6 +16,7 @@ const (
 	expiryStagger = 25 * time.Millisecond
 	reservePeriod = 500 * time.Millisecond // while the key is reserved for one that polls
 	pollPeriod    = 100 * time.Millisecond // of the first waiter without an inbox; twice that for the second, and so on
+	recovery      = 3 * time.Second        // after an outage, an inbox may be late by that
 	retryPause    = 100 * time.Millisecond // after a failed call; doubled four times
 	replyLimit    = time.Second            // after which the error of a wait says that there is no reply
 )
@@ -69,6 +71,7 @@ type wait struct {
 	unsure   bool // an enqueue failed, and may still take effect
 	called   time.Time
 	box      int64         // that the last call named
+	bare     time.Time     // since when the server answers calls that name none
 	last     result        // the last answer that says where the token is; its clock dates messages
 	held     dlock.Attempt // the last answer "held"
 	failure  error         // of the last call
@@ -168,8 +171,35 @@ func (w *wait) take(r result) (dlock.Attempt, error) {
 		w.send()
 		return dlock.Attempt{}, nil
 	}
+	w.noteInbox()
 	w.timer.Reset(w.pause(r))
 	return dlock.Attempt{}, nil
+}
+
+// noteInbox reports a wait whose calls the server answers, while its inbox cannot be opened.
+func (w *wait) noteInbox() {
+	switch {
+	case w.box != 0:
+		w.bare = time.Time{}
+		return
+	case w.bare.IsZero():
+		w.bare = time.Now()
+	}
+	if err := w.l.post.missingSince(w.bare); err != nil {
+		w.heard.NoInbox(err)
+	}
+}
+
+// missingSince returns why an inbox cannot be opened, although the server has answered since a given time: it hears
+// nothing, a right or the schema is missing, or opening it failed again some time later.
+func (p *post) missingSince(t time.Time) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	state := code(p.failure)
+	if errors.Is(p.failure, errDeaf) || strings.HasPrefix(state, "28") || strings.HasPrefix(state, "42") || p.failed.After(t.Add(recovery)) {
+		return p.failure
+	}
+	return nil
 }
 
 // local returns an instant of the server's clock on this process's: one that was not later. It is never in the future,
