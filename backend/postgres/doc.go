@@ -60,8 +60,8 @@
 // sixth of the TTL.
 //
 // PgBouncer in transaction mode does not pass notifications on. The Locker finds out, since it does not hear its own, and
-// calls the function of [WithInboxError] once; a Client counts such waits, and its Observer hears of each. The queue works on. Behind PgBouncer older than 1.21, statements are not
-// prepared, which the Locker finds out, too.
+// calls the function of [WithInboxError] once. A Client counts such waits, and its Observer hears of each. The queue works
+// on. Behind PgBouncer older than 1.21, statements are not prepared, which the Locker finds out, too.
 //
 // In PostgreSQL, transactions that notify commit one after the other. That limits handovers to waiters, not calls without
 // waiters, which notify nobody.
