@@ -77,7 +77,7 @@
 //
 // # Rights
 //
-// A user needs SELECT, INSERT, UPDATE and DELETE on the three tables, and EXECUTE on the functions, which is granted to all
+// A user needs USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on the three tables, and EXECUTE on the functions, which is granted to all
 // by default. LISTEN and pg_notify need no right.
 //
 // It is tested with PostgreSQL 15. It needs 9.6 at least.
