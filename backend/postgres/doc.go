@@ -39,9 +39,9 @@
 // COMMITTED. If default_transaction_isolation is another level, the Locker begins a transaction for each statement in the
 // same round trip.
 //
-// An error with an SQLSTATE and the severity ERROR means that the server has rolled the statement back, so it matches [dlock.NoEffectError]:
-// 55P03 after lock_timeout, 57014 after statement_timeout, 40P01, 53300, and those for missing rights or tables. The
-// exceptions are class 08 and 40003. With the severity FATAL or PANIC the session has ended, and the outcome is unknown, as
+// After an error with an SQLSTATE and the severity ERROR, the server has rolled the statement back, so it matches
+// [dlock.NoEffectError]: 55P03 after lock_timeout, 57014 after statement_timeout, 40P01, 53300, and those for missing rights or
+// tables. The exceptions are class 08 and 40003. With the severity FATAL or PANIC the session has ended, and the outcome is unknown, as
 // after a connection that broke. If ctx ends during a call, pgx closes the connection.
 //
 // A standby, and a server with default_transaction_read_only, refuse with 25006, and nothing happens. The connection is
@@ -77,8 +77,8 @@
 //
 // # Rights
 //
-// A user needs USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on the three tables, and EXECUTE on the functions, which is granted to all
-// by default. LISTEN and pg_notify need no right.
+// A user needs USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on the three tables, and EXECUTE on the functions, which
+// is granted to all by default. LISTEN and pg_notify need no right, so users of the database can forge a notification.
 //
-// It is tested with PostgreSQL 15. It needs 9.6 at least.
+// It is tested with PostgreSQL 15, and uses nothing that is newer than 9.6.
 package postgres
