@@ -812,10 +812,9 @@ func TestChildrenFromBefore(t *testing.T) {
 	_, err = fmt.Fscan(out, &other)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return len(lives(t, s.dir)) == 3 }, 20*time.Second, 2*time.Millisecond)
-	for _, pid := range descendants(c.Process.Pid, []int{other}) {
-		if parentOf(pid) == c.Process.Pid {
-			require.NoError(t, unix.Kill(pid, unix.SIGKILL)) // the guard
-		}
+	guard := slices.DeleteFunc(descendants(c.Process.Pid, []int{other}), func(pid int) bool { return parentOf(pid) != c.Process.Pid })
+	for _, pid := range guard { // its children become those of the process when it has ended
+		require.NoError(t, unix.Kill(pid, unix.SIGKILL))
 	}
 	_, _ = c.Process.Wait() // not for the pipe, which the other has, too
 	assert.NoError(t, unix.Kill(other, unix.SIGKILL), "it was spared")
