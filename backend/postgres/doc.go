@@ -32,12 +32,12 @@
 // # Calls
 //
 // Each call is one statement that commits by itself, so no state of a session is lost between two. Calls that are made
-// at the same time travel together in one statement, over two connections of the pool at most: many callers share a
-// commit. TTLs are relative, and all times are clock_timestamp() of the server, after the row is locked.
+// at the same time travel together in one statement, over two connections of the pool: many callers share a commit. A set is a
+// statement of its own. TTLs are relative, and all times are clock_timestamp() of the server, after the row is locked.
 //
 // Statements lock the rows of keys in the order of the keys, so there are no deadlocks between them. They run as READ
-// COMMITTED. If default_transaction_isolation is another level, the Locker begins a transaction for each statement in the
-// same round trip.
+// COMMITTED. If default_transaction_isolation is another level, the Locker begins a transaction for each statement, in the same
+// round trip; behind a pooler that forgets prepared statements, that takes three.
 //
 // After an error with an SQLSTATE and the severity ERROR, the server has rolled the statement back, so it matches
 // [dlock.NoEffectError]: 55P03 after lock_timeout, 57014 after statement_timeout, 40P01, 53300, and those for missing rights or
@@ -56,8 +56,8 @@
 // seconds.
 //
 // Each waiter also looks every two seconds, and when the holder's lease ends: a notification that is lost costs no more
-// than that. Without the connection, a waiter asks every 100 ms, the second in the queue every 200 ms, and so on up to a
-// sixth of the TTL.
+// than that. Without the connection, the first waiter asks every 100 ms, the second every 200 ms, and those from the fourth on
+// every 400 ms, but each at least six times in a TTL.
 //
 // PgBouncer in transaction mode does not pass notifications on. The Locker finds out, since it does not hear its own, and
 // calls the function of [WithInboxError] once. A Client counts such waits, and its Observer hears of each. The queue works

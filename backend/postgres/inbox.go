@@ -193,6 +193,18 @@ func (p *post) change(inbox int64, err error) {
 	}
 }
 
+// missingSince returns why an inbox cannot be opened, although the server has answered since a given time: it hears
+// nothing, a right or the schema is missing, or opening it failed again some time later.
+func (p *post) missingSince(t time.Time) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	state := code(p.failure)
+	if errors.Is(p.failure, errDeaf) || strings.HasPrefix(state, "28") || strings.HasPrefix(state, "42") || p.failed.After(t.Add(recovery)) {
+		return p.failure
+	}
+	return nil
+}
+
 // deliver gives a wait its message.
 func (p *post) deliver(payload string) {
 	var n [4]int64
@@ -252,42 +264,13 @@ var errDeaf = errors.New("LISTEN hears nothing: a pooler in transaction mode is 
 
 // hear opens an inbox, and delivers what comes, until nobody waits or the connection is lost.
 func (p *post) hear(opened func()) error {
-	opening, cancel := context.WithTimeout(p.open, callLimit) // else a server that is silent now is waited for after it is back
-	defer cancel()
-	c, err := p.l.db.dial(opening)
+	c, inbox, err := p.openInbox()
 	if err != nil {
 		return err
 	}
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		_ = c.Close(ctx) // the server ends the session anyway
-	}()
-	inbox := rand.Int64N(1<<62) + 1
-	channel := fmt.Sprint("dlock_", inbox)
-	if _, err := c.Exec(opening, "LISTEN "+channel, pgx.QueryExecModeSimpleProtocol); err != nil {
-		return err
-	}
-	err = p.l.db.with(opening, func(other *pgx.Conn) error {
-		_, err := other.Exec(opening, "SELECT pg_notify($1, 'hello')", pgx.QueryExecModeExec, channel)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	hello, cancel := context.WithTimeout(p.open, helloLimit)
-	defer cancel()
-	if _, err := c.WaitForNotification(hello); err != nil {
-		if hello.Err() != nil && p.open.Err() == nil {
-			return errDeaf
-		}
-		return err
-	}
-	if _, err := c.Exec(opening, "SELECT pg_advisory_lock($1)", inbox); err != nil {
-		return err
-	}
+	defer hangUp(c)
 	listens := p.l.rename("SELECT dlock_listen($1, $2)")
-	for first, busy := true, time.Now(); ; {
+	for first, busy := true, time.Now(); ; first = false {
 		said := time.Now()
 		ctx, cancel := context.WithTimeout(p.open, aliveLimit)
 		_, err := c.Exec(ctx, listens, inbox, first)
@@ -296,11 +279,10 @@ func (p *post) hear(opened func()) error {
 			return err
 		}
 		if first {
-			first = false
 			opened()
 			p.change(inbox, nil)
 		}
-		if err := p.read(c, channel, said.Add(alivePeriod)); err != nil {
+		if err := p.read(c, channel(inbox), said.Add(alivePeriod)); err != nil {
 			return err
 		}
 		if p.waiting() {
@@ -309,6 +291,54 @@ func (p *post) hear(opened func()) error {
 			return nil
 		}
 	}
+}
+
+func channel(inbox int64) string { return fmt.Sprint("dlock_", inbox) }
+
+// openInbox opens a connection that hears the messages to an inbox, and holds its advisory lock.
+func (p *post) openInbox() (c *pgx.Conn, inbox int64, err error) {
+	ctx, cancel := context.WithTimeout(p.open, callLimit) // else a server that is silent now is waited for after it is back
+	defer cancel()
+	if c, err = p.l.db.dial(ctx); err != nil {
+		return nil, 0, err
+	}
+	inbox = rand.Int64N(1<<62) + 1
+	if err = p.greet(ctx, c, channel(inbox)); err == nil {
+		_, err = c.Exec(ctx, "SELECT pg_advisory_lock($1)", inbox)
+	}
+	if err != nil {
+		hangUp(c)
+		return nil, 0, err
+	}
+	return c, inbox, nil
+}
+
+// greet has a connection listen, and finds out whether it hears.
+func (p *post) greet(ctx context.Context, c *pgx.Conn, channel string) error {
+	if _, err := c.Exec(ctx, "LISTEN "+channel, pgx.QueryExecModeSimpleProtocol); err != nil {
+		return err
+	}
+	err := p.l.db.with(ctx, func(other *pgx.Conn) error {
+		_, err := other.Exec(ctx, "SELECT pg_notify($1, 'hello')", pgx.QueryExecModeExec, channel)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	hello, cancel := context.WithTimeout(p.open, helloLimit)
+	defer cancel()
+	_, err = c.WaitForNotification(hello)
+	if err != nil && hello.Err() != nil && !p.closed() {
+		return errDeaf
+	}
+	return err
+}
+
+// hangUp ends a session. If the server does not hear it, it ends the session itself.
+func hangUp(c *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = c.Close(ctx)
 }
 
 // read delivers what comes until a time.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	_ "embed"
+	"errors"
 	"fmt"
 	"regexp"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/puddle/v2"
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/internal/lanes"
@@ -60,8 +62,9 @@ func WithInboxError(f func(error)) Option {
 	}
 }
 
-// New returns a Locker on the database of pool. It uses connections of the pool for its calls, two at a time at most, and
-// opens one more for notifications while something waits. Bad arguments make its methods fail with [dlock.ErrInvalid].
+// New returns a Locker on the database of pool. Its calls use up to two connections of the pool at a time, two more while an
+// answer is overdue, and one for each set. It opens another one for notifications while something waits. Bad arguments make its
+// methods fail with [dlock.ErrInvalid].
 func New(pool *pgxpool.Pool, opts ...Option) *Locker {
 	if pool == nil {
 		return open(nil, "pool: nil", opts)
@@ -253,7 +256,8 @@ func (l *Locker) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]
 }
 
 // Close ends the waits in progress, with [dlock.ErrClosed], and closes the connection for notifications. Later calls fail
-// with ErrClosed. The pool belongs to who opened it.
+// with ErrClosed. Close waits for calls that nobody waits for any more: up to 10 s, if the server is silent. The pool belongs
+// to who opened it.
 func (l *Locker) Close() error {
 	l.post.close()
 	l.lanes.Close(dlock.ErrClosed)
@@ -368,10 +372,10 @@ func connect(ctx context.Context, config *pgx.ConnConfig) (*pgx.Conn, error) {
 	return pgx.ConnectConfig(ctx, config)
 }
 
-// notSent marks the error of a pool. Neither pgx nor database/sql export that of a pool that was closed.
+// notSent marks the error of a pool. Package database/sql does not export that of one that was closed.
 func notSent(err error) error {
-	if text := err.Error(); text == "closed pool" || text == "sql: database is closed" {
-		err = fmt.Errorf("%w: %s", dlock.ErrClosed, text)
+	if errors.Is(err, puddle.ErrClosedPool) || err.Error() == "sql: database is closed" {
+		err = fmt.Errorf("%w: %w", dlock.ErrClosed, err)
 	}
 	return &unsent{err}
 }

@@ -41,27 +41,6 @@ func fresh(t testing.TB) string {
 	return server
 }
 
-// A database of a user may have another isolation level by default.
-func TestIsolation(t *testing.T) {
-	server := fresh(t)
-	for _, level := range []string{"repeatable read", "serializable"} {
-		config, err := pgxpool.ParseConfig(dsn(server))
-		require.NoError(t, err)
-		config.ConnConfig.RuntimeParams["default_transaction_isolation"] = level
-		p, err := pgxpool.NewWithConfig(t.Context(), config)
-		require.NoError(t, err)
-		t.Cleanup(p.Close)
-		l := postgres.New(p)
-		t.Cleanup(func() { l.Close() })
-		a, err := l.TryAcquire(t.Context(), level, "x", time.Minute)
-		require.NoError(t, err)
-		require.True(t, a.Acquired)
-		all, err := l.TryAcquireSet(t.Context(), []dlock.Acquisition{{Key: level + "2", Token: "x", TTL: time.Minute}})
-		require.NoError(t, err)
-		require.True(t, all[0].Acquired)
-	}
-}
-
 func TestConformance(t *testing.T) {
 	server := fresh(t)
 	admin := pool(t, server)

@@ -197,12 +197,7 @@ func TestPoolIsClosed(t *testing.T) {
 	for _, l := range []*postgres.Locker{postgres.New(p), postgres.NewSQL(db)} {
 		t.Cleanup(func() { l.Close() })
 		_, _ = l.TryAcquire(t.Context(), "key", "holder", time.Minute)
-		granted := make(chan error, 1)
-		go func() {
-			_, err := l.Acquire(t.Context(), "key", "waiter", time.Minute)
-			granted <- err
-		}()
-		postgres.AwaitInbox(l)
+		granted := queues(t, l, "key", "waiter")
 		p.Close()
 		if db.Stats().OpenConnections > 0 {
 			db.Close()
@@ -235,14 +230,7 @@ func TestModes(t *testing.T) {
 					for i := range 4 {
 						key := fmt.Sprint("key\x00'", n, i)
 						takes(t, l, key, "holder")
-						granted := make(chan error, 1)
-						go func() {
-							ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-							defer cancel()
-							_, err := l.Acquire(ctx, key, "waiter", time.Minute)
-							granted <- err
-						}()
-						postgres.AwaitInbox(l)
+						granted := queues(t, l, key, "waiter")
 						gives(t, l, key, "holder")
 						require.NoError(t, <-granted)
 						all, err := l.TryAcquireSet(t.Context(), []dlock.Acquisition{{Key: key + "2", Token: "x", TTL: time.Minute}})

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"strings"
 	"testing"
@@ -19,21 +20,6 @@ import (
 	"github.com/dlock-go/dlock/internal/sqltest"
 )
 
-// settings returns a Locker whose sessions have these settings.
-func settings(t *testing.T, addr string, all map[string]string) *postgres.Locker {
-	config, err := pgxpool.ParseConfig(dsn(addr))
-	require.NoError(t, err)
-	for name, value := range all {
-		config.ConnConfig.RuntimeParams[name] = value
-	}
-	p, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(p.Close)
-	l := postgres.New(p)
-	t.Cleanup(func() { l.Close() })
-	return l
-}
-
 func takes(t *testing.T, l dlock.Locker, key, token string) {
 	t.Helper()
 	a, err := l.TryAcquire(t.Context(), key, token, time.Minute)
@@ -46,6 +32,19 @@ func gives(t *testing.T, l dlock.Locker, key, token string) {
 	held, err := l.Release(t.Context(), key, token)
 	require.NoError(t, err)
 	require.True(t, held)
+}
+
+// queues has a token wait for a key, and returns the outcome. The Locker listens by then.
+func queues(t *testing.T, l *postgres.Locker, key, token string) <-chan error {
+	outcome := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err := l.Acquire(ctx, key, token, time.Minute)
+		outcome <- err
+	}()
+	postgres.AwaitInbox(l)
+	return outcome
 }
 
 // Without a check-in to help, a waiter that comes while the holder leaves is served by one of the two.
@@ -94,7 +93,7 @@ func TestRolledBack(t *testing.T) {
 			defer tx.Rollback(context.Background())
 			_, err = tx.Exec(t.Context(), "SELECT FROM dlock WHERE key = $1 FOR UPDATE", []byte(name))
 			require.NoError(t, err)
-			l := settings(t, server, of.settings)
+			l := tuned(t, server, func(c *pgxpool.Config) { maps.Copy(c.ConnConfig.RuntimeParams, of.settings) })
 			_, err = l.Release(t.Context(), name, "holder")
 			require.ErrorContains(t, err, of.code)
 			require.True(t, dlock.NoEffect(err), "%v", err)
@@ -113,12 +112,7 @@ func TestListenerIsEnded(t *testing.T) {
 	a, b := open(t, server), postgres.New(pool(t, server), postgres.WithInboxError(func(err error) { said <- err }))
 	t.Cleanup(func() { b.Close() })
 	takes(t, a, "key", "holder")
-	granted := make(chan error, 1)
-	go func() {
-		_, err := b.Acquire(t.Context(), "key", "waiter", time.Minute)
-		granted <- err
-	}()
-	postgres.AwaitInbox(b)
+	granted := queues(t, b, "key", "waiter")
 	_, err := admin.Exec(t.Context(), "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'")
 	require.NoError(t, err)
 	require.ErrorContains(t, <-said, "57P01")
@@ -166,12 +160,7 @@ func TestTableNames(t *testing.T) {
 		require.NoError(t, l.CreateTable(t.Context()), name)
 		require.NoError(t, l.CreateTable(t.Context()), name)
 		takes(t, l, "key", "holder")
-		granted := make(chan error, 1)
-		go func() {
-			_, err := l.Acquire(t.Context(), "key", "waiter", time.Minute)
-			granted <- err
-		}()
-		postgres.AwaitInbox(l)
+		granted := queues(t, l, "key", "waiter")
 		gives(t, l, "key", "holder")
 		require.NoError(t, <-granted)
 	}
@@ -188,12 +177,7 @@ func TestSQL(t *testing.T) {
 	l := postgres.NewSQL(sqltest.Open(t, server))
 	t.Cleanup(func() { l.Close() })
 	takes(t, l, "key", "holder")
-	granted := make(chan error, 1)
-	go func() {
-		_, err := l.Acquire(t.Context(), "key", "waiter", time.Minute)
-		granted <- err
-	}()
-	postgres.AwaitInbox(l)
+	granted := queues(t, l, "key", "waiter")
 	gives(t, l, "key", "holder")
 	require.NoError(t, <-granted)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -208,7 +192,8 @@ func TestWaitWithoutInbox(t *testing.T) {
 	edit(t, server, "DROP ROLE IF EXISTS mute; CREATE ROLE mute; GRANT USAGE ON SCHEMA public TO mute; GRANT ALL ON ALL TABLES IN SCHEMA public TO mute; REVOKE INSERT ON dlock_inbox FROM mute")
 	holder, healthy, deaf := open(t, server), open(t, server), open(t, server)
 	postgres.Deafen(deaf, strings.Replace(dsn(server), "/postgres?", "/template1?", 1))
-	for want, l := range map[string]*postgres.Locker{"": healthy, "42501": settings(t, server, map[string]string{"role": "mute"}), "pooler": deaf} {
+	mute := tuned(t, server, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = "mute" })
+	for want, l := range map[string]*postgres.Locker{"": healthy, "42501": mute, "pooler": deaf} {
 		heard := make(chan error, 10)
 		c := dlock.New(l, dlock.WithObserver(&dlock.Observer{
 			InboxMissing: func(_ context.Context, i dlock.InboxMissingInfo) { heard <- i.Err },

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -188,18 +187,6 @@ func (w *wait) noteInbox() {
 	if err := w.l.post.missingSince(w.bare); err != nil {
 		w.heard.NoInbox(err)
 	}
-}
-
-// missingSince returns why an inbox cannot be opened, although the server has answered since a given time: it hears
-// nothing, a right or the schema is missing, or opening it failed again some time later.
-func (p *post) missingSince(t time.Time) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	state := code(p.failure)
-	if errors.Is(p.failure, errDeaf) || strings.HasPrefix(state, "28") || strings.HasPrefix(state, "42") || p.failed.After(t.Add(recovery)) {
-		return p.failure
-	}
-	return nil
 }
 
 // local returns an instant of the server's clock on this process's: one that was not later. It is never in the future,
