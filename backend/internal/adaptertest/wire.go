@@ -68,9 +68,10 @@ func renewalRoundTrips(t *testing.T, a Adapter) {
 			require.NoError(t, r.Err)
 			require.Equal(t, i != 500, r.Held, "lease %d", i)
 		}
-		t.Logf("1000 renewals: %d reads by the server (scripts flushed: %v)", reads(t, server)-before, flushed)
-		if !flushed {
-			require.LessOrEqual(t, reads(t, server)-before, 60)
+		took := reads(t, server) - before
+		t.Logf("%d renewals: %d reads by the server (scripts flushed: %v)", len(batch), took, flushed)
+		if !flushed { // a read takes what has come, about 20 times in all, more often on a busy machine
+			require.Less(t, took, len(batch)/5)
 		}
 	}
 }
