@@ -112,6 +112,7 @@ DECLARE
 	held boolean;
 	turn bytea;
 	mine boolean := true;
+	chance double precision := 32 * random();
 BEGIN
 	IF current_setting('transaction_isolation') <> 'read committed' THEN -- a snapshot would hide what others do meanwhile
 		RAISE 'the isolation level is not READ COMMITTED' USING ERRCODE = 'DL001';
@@ -119,7 +120,7 @@ BEGIN
 	IF op = 'C' AND pg_is_in_recovery() THEN -- it is behind, and its clock may be another
 		RAISE 'a standby takes no check-ins' USING ERRCODE = 'read_only_sql_transaction';
 	END IF;
-	SELECT 0, 0, '', 0, 0, 0, 0, 0 INTO verdict, fence, holder, remaining, since, clock, ticket, ahead;
+	verdict := 0; fence := 0; holder := ''; remaining := 0; since := 0; clock := 0; ticket := 0; ahead := 0;
 	IF op IN ('C', 'I') THEN -- most only read
 		SELECT * INTO d FROM dlock WHERE key = k;
 		at := clock_timestamp();
@@ -130,30 +131,37 @@ BEGIN
 	END IF;
 	IF op <> 'I' AND (op <> 'C' OR ticket = 0) THEN
 		LOOP
-			SELECT * INTO d FROM dlock WHERE key = k FOR UPDATE;
 			at := clock_timestamp();
-			EXIT WHEN FOUND;
-			EXIT WHEN op IN ('N', 'R');
-			IF EXISTS (SELECT FROM dlock_queue q WHERE q.key = k) THEN
-				INSERT INTO dlock VALUES (k, NULL, at, at, dlock_us(at), at::date) ON CONFLICT DO NOTHING;
-			ELSIF op = 'C' THEN
-				EXIT;
-			ELSE
-				INSERT INTO dlock VALUES (k, t, at + lease, at, dlock_us(at), at::date) ON CONFLICT DO NOTHING;
-				IF FOUND THEN
-					verdict := 1;
-					fence := dlock_us(at);
-					EXIT;
+			IF op IN ('A', 'Q') THEN -- what is usual: a new key
+				INSERT INTO dlock SELECT k, t, at + lease, at, dlock_us(at), at::date
+				WHERE NOT EXISTS (SELECT FROM dlock_queue q WHERE q.key = k) ON CONFLICT DO NOTHING;
+				fence := dlock_us(at);
+			ELSE -- and a lease that has not ended
+				UPDATE dlock SET token = CASE op WHEN 'N' THEN t END,
+					expires = CASE op WHEN 'N' THEN greatest(expires, clock_timestamp() + lease) ELSE clock_timestamp() END
+				WHERE op IN ('N', 'R') AND key = k AND token = t AND expires > clock_timestamp();
+			END IF;
+			IF FOUND THEN
+				verdict := 1;
+				IF clean > chance AND op IN ('A', 'Q') THEN
+					PERFORM dlock_clean(at, greatest(clean, 32), k);
+				END IF;
+				IF op <> 'R' OR NOT EXISTS (SELECT FROM dlock_queue q WHERE q.key = k) THEN
+					RETURN;
 				END IF;
 			END IF;
+			SELECT * INTO d FROM dlock WHERE key = k FOR UPDATE;
+			at := clock_timestamp();
+			held := coalesce(d.token IS NOT NULL AND d.expires > at, false);
+			EXIT WHEN FOUND AND NOT (held AND d.token = t AND op IN ('N', 'R')); -- it was granted just now
+			IF NOT FOUND THEN
+				EXIT WHEN op IN ('N', 'R') OR op = 'C' AND NOT EXISTS (SELECT FROM dlock_queue q WHERE q.key = k);
+				INSERT INTO dlock VALUES (k, NULL, at, at, dlock_us(at), at::date) ON CONFLICT DO NOTHING;
+			END IF;
 		END LOOP;
-		IF clean > 0 AND verdict = 1 THEN
-			PERFORM dlock_clean(at, clean, k);
-		ELSIF clean > 0 AND op IN ('A', 'Q') AND random() < 0.1 THEN -- if the last key is never new, others may be
-			PERFORM dlock_clean(at, 10 * clean, k);
-		END IF;
-		IF verdict = 1 THEN
-			RETURN;
+		fence := 0;
+		IF clean > chance AND op IN ('A', 'Q') THEN -- if the last key is never new, others may be
+			PERFORM dlock_clean(at, greatest(clean, 32), k);
 		END IF;
 		IF op = 'R' THEN
 			DELETE FROM dlock_queue q WHERE q.key = k AND q.token = t;
@@ -161,26 +169,12 @@ BEGIN
 			UPDATE dlock_queue q SET seen = at, inbox = box, number = num WHERE q.key = k AND q.token = t RETURNING q.ticket INTO ticket;
 			ticket := coalesce(ticket, 0);
 		END IF;
-		held := coalesce(d.token IS NOT NULL AND d.expires > at, false);
-		IF held AND d.token = t THEN
-			CASE op
-			WHEN 'N' THEN
-				verdict := 1;
-				UPDATE dlock SET expires = at + lease WHERE key = k AND expires < at + lease;
-				RETURN;
-			WHEN 'R' THEN
-				verdict := 1;
-				PERFORM dlock_serve(d, NULL);
-				UPDATE dlock SET token = NULL, expires = at WHERE key = k AND token = t; -- if it was given to nobody
-				RETURN;
-			WHEN 'C' THEN
-				verdict := 2;
-				fence := d.fence;
-				since := dlock_us(d.expires) - ttl * 1000;
-				clock := dlock_us(at);
-				RETURN;
-			ELSE
-			END CASE;
+		IF op = 'C' AND held AND d.token = t THEN
+			verdict := 2;
+			fence := d.fence;
+			since := dlock_us(d.expires) - ttl * 1000;
+			clock := dlock_us(at);
+			RETURN;
 		ELSIF NOT held AND d.key IS NOT NULL THEN
 			turn := dlock_serve(d, CASE WHEN op IN ('A', 'Q', 'C') THEN t END);
 			mine := turn IS NULL OR turn = t;

@@ -150,7 +150,11 @@ func TestCleaningLocksLast(t *testing.T) {
 	l, p := open(t, server), pool(t, server)
 	takes(t, l, "m", "x")
 	stale(t, p, 1, "z")
-	err := blocked(t, p, "m", func() error { return postgres.Attempts(l, "a", "m", "n") }, func(do func(string)) {
+	keys := []string{"a", "m"}
+	for i := range 20 { // a small statement cleans at times
+		keys = append(keys, fmt.Sprint("n", i))
+	}
+	err := blocked(t, p, "m", func() error { return postgres.Attempts(l, keys...) }, func(do func(string)) {
 		do("SET LOCAL lock_timeout = '100ms'; SELECT FROM dlock WHERE key = 'z' FOR UPDATE")
 	})
 	require.NoError(t, err)
