@@ -23,8 +23,9 @@ type node struct {
 	renewer   dlock.BatchRenewer
 	inspector dlock.Inspector
 
-	ahead atomic.Int64 // of this process's clock, in microseconds
-	slow  atomic.Bool  // it was late the last time
+	ahead atomic.Int64           // of this process's clock, in microseconds
+	slow  atomic.Bool            // it was late the last time
+	store atomic.Pointer[string] // of its last ballot that named one
 
 	health health
 }
@@ -130,6 +131,9 @@ func (n *node) seen(ctx context.Context, b quorum.Ballot, asked time.Time, err e
 	if err == nil && b.Degraded {
 		err = errNoVote
 	}
+	if err == nil && b.Store != "" {
+		n.store.Store(&b.Store)
+	}
 	switch {
 	case asked.IsZero():
 		if err != nil && !errors.Is(err, dlock.ErrReleased) { // which is an answer
@@ -146,8 +150,7 @@ func (n *node) seen(ctx context.Context, b quorum.Ballot, asked time.Time, err e
 	return b, err
 }
 
-// sameStore returns an error if two of the stores that have answered a call are the same. One that is
-// unknown is empty. It is a joined error: they may have done what they were asked.
+// sameStore returns an error if two nodes have the same store. One that is unknown is empty. It is a joined error: they may have done what they were asked.
 func (l *Locker) sameStore(store func(int) string) error {
 	for i := range l.nodes {
 		for j := range i {

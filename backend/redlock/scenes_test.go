@@ -378,6 +378,22 @@ func TestWaits(t *testing.T) {
 			a, _ := b.tries("y", time.Second)
 			require.False(b, held && a.Acquired, "x and y hold the key")
 		},
+		// The wait has a majority of two servers. Its place in the queue under the other name is given back, and its vote with it.
+		"a node of two names has answered under one of them before": func(b *bench) {
+			away := false
+			other := tapped{b.stores[0], func(r *request) error {
+				if away && r.method != "Pass" {
+					return hangs(r)
+				}
+				return r.make(r.ctx)
+			}}
+			b.open([]dlock.Locker{b.stores[0], b.stores[1], other})
+			_, err := b.fails("x", long, "two nodes are one")
+			require.ErrorIs(b, err, dlock.ErrInvalid)
+			away = true
+			_, err = b.Acquire(b.Context(), b.key, "y", long)
+			require.ErrorIs(b, err, dlock.ErrInvalid)
+		},
 		"a node joins its error with nothing": func(b *bench) {
 			b.stores[0].Steal("key", time.Hour)
 			b.open([]dlock.Locker{on(b.stores[0], "AcquireVote", func(r *request) error { return errors.Join(r.make(r.ctx)) })}, redlock.WithoutGuard())

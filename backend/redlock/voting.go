@@ -264,10 +264,17 @@ func (v *voting) pass(i int, to string, floor int64) {
 	})
 }
 
-// take notes an answer. It returns an error if two nodes are the same store: the call has failed.
+// take notes an answer. It returns an error if two nodes are the same store: the call has failed. A node that has not
+// answered this call counts, too, by what it said last: a place in its queue that is given back would end the vote that
+// the call counts under the other name.
 func (v *voting) take(e reply) error {
 	v.note(e)
-	return v.l.sameStore(func(i int) string { return v.seats[i].store })
+	return v.l.sameStore(func(i int) string {
+		if last := v.l.nodes[i].store.Load(); last != nil && v.seats[i].store == "" {
+			return *last
+		}
+		return v.seats[i].store
+	})
 }
 
 func (v *voting) note(e reply) {
