@@ -58,7 +58,9 @@ type Settings[K comparable, C, R any] struct {
 // much longer than others is overdue, and its lane is used no more: it may be on a dead connection.
 type Lanes[K comparable, C, R any] struct {
 	settings Settings[K, C, R]
-	flying   sync.WaitGroup // the lanes that have a goroutine
+	flying   sync.WaitGroup  // the lanes that have a goroutine
+	uncut    context.Context // until Cut
+	cut      context.CancelFunc
 
 	mu     sync.Mutex
 	closed error // nil while open
@@ -68,7 +70,9 @@ type Lanes[K comparable, C, R any] struct {
 
 // New returns Lanes.
 func New[K comparable, C, R any](s Settings[K, C, R]) *Lanes[K, C, R] {
-	return &Lanes[K, C, R]{settings: s, gates: make(map[K]*gate[K, C, R]), dropAt: manyGates}
+	l := &Lanes[K, C, R]{settings: s, gates: make(map[K]*gate[K, C, R]), dropAt: manyGates}
+	l.uncut, l.cut = context.WithCancel(context.Background())
+	return l
 }
 
 // A Rank says which of the calls that wait for a lane go first.
@@ -269,6 +273,9 @@ func (l *Lanes[K, C, R]) Close(reason error) {
 	l.flying.Wait()
 }
 
+// Cut ends the ctx of each flight that is not in the goroutine of its caller, for which Close would wait.
+func (l *Lanes[K, C, R]) Cut() { l.cut() }
+
 func (l *Lanes[K, C, R]) add(k K, asks ...*ask[C, R]) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -319,6 +326,7 @@ func (l *Lanes[K, C, R]) send(asks []*ask[C, R], results []R) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.settings.Limit)
 	defer cancel()
+	defer context.AfterFunc(l.uncut, cancel)()
 	calls := make([]C, len(asks))
 	for i, a := range asks {
 		calls[i] = a.call

@@ -656,6 +656,23 @@ func TestClose(t *testing.T) {
 	})
 }
 
+// Cut ends the flights that have no caller, and no others.
+func TestCut(t *testing.T) {
+	serve(t, 2, 2, 2, 0, func(s *server) {
+		s.occupy(1)
+		s.hold("never")
+		cut := make(chan error, 1)
+		s.Put(s.Context(), "never", func(_ time.Time, r result) { cut <- r.err })
+		s.last()
+		s.Cut()
+		begun := time.Now()
+		s.Close(errClosed)
+		require.Zero(s, time.Since(begun))
+		require.ErrorIs(s, <-cut, context.Canceled)
+		require.NoError(s, s.trips[0].ctx.Err())
+	})
+}
+
 // Idle gates are dropped when there are many, and no others.
 func TestGatesAreDropped(t *testing.T) {
 	serve(t, 1, 1, 1, 0, func(s *server) {
