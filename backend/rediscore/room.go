@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/storewait"
 )
 
 // maxSilence is how long the first of a room may have been silent, on the server's clock, before the others
@@ -98,7 +99,7 @@ func (p *post) quit(w *wait) {
 	}
 }
 
-// callFirst has the first check in, and another, again and again, if the first does not rest within replyLimit: its
+// callFirst has the first check in, and another, again and again, if the first does not rest within [storewait.ReplyLimit]: its
 // calls may be on connections that have gone silent.
 func (p *post) callFirst(r *room) {
 	p.mu.Lock()
@@ -107,7 +108,7 @@ func (p *post) callFirst(r *room) {
 	case r.set:
 		r.set = false
 		r.waits[0].call()
-		r.timer.Reset(replyLimit)
+		r.timer.Reset(storewait.ReplyLimit)
 	case len(r.waits) > 1:
 		r.waits[1].call()
 		r.timer.Reset(checkInPeriod)

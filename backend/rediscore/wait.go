@@ -3,7 +3,6 @@ package rediscore
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -32,7 +31,6 @@ const (
 
 	retryPause = 100 * time.Millisecond // after a failed call; doubled four times
 	mostHaste  = 100 * time.Millisecond // at most so long before a wait ends, a message counts as too late: see patience
-	replyLimit = time.Second            // after which the error of a wait says that there is no reply
 )
 
 // maxPassedOver is how many times a waiter with an inbox may lose its place. Once can be a
@@ -142,7 +140,7 @@ func (w *wait) run() (dlock.Attempt, error) {
 		select {
 		case <-w.ctx.Done():
 			w.news = w.locker.post.latest(w)
-			err := w.ended()
+			err := storewait.Ended(w.ctx, w.failure, w.called)
 			w.withdraw()
 			return w.end(err)
 		case <-w.locker.post.open.Done():
@@ -188,19 +186,6 @@ func (w *wait) read(m mail) (dlock.Attempt, error) {
 	}
 	w.send()
 	return dlock.Attempt{}, nil
-}
-
-// ended returns the error of a wait whose ctx has ended. It also wraps the error of the last
-// call, or says that the call in flight has had no reply for replyLimit.
-func (w *wait) ended() error {
-	failure, since := w.failure, time.Since(w.called)
-	if failure == nil && !w.called.IsZero() && since >= replyLimit {
-		failure = fmt.Errorf("no reply for %v", since.Round(time.Millisecond))
-	}
-	if failure == nil {
-		return w.ctx.Err()
-	}
-	return fmt.Errorf("%w: %w", w.ctx.Err(), failure)
 }
 
 // change forgets what the server said before the inbox changed: the inbox may be on another

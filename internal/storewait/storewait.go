@@ -4,6 +4,7 @@ package storewait
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,6 +31,21 @@ func Of(ctx context.Context) Listener {
 		return l
 	}
 	return nobody{}
+}
+
+// ReplyLimit is after how long the error of a wait says that there is no reply.
+const ReplyLimit = time.Second
+
+// Ended returns the error of a wait whose ctx has ended. It also wraps failure, which is that of the last request or nil, or
+// says that the request in flight has had no reply for [ReplyLimit]. That one was sent at called; zero if there is none.
+func Ended(ctx context.Context, failure error, called time.Time) error {
+	if since := time.Since(called); failure == nil && !called.IsZero() && since >= ReplyLimit {
+		failure = fmt.Errorf("no reply for %v", since.Round(time.Millisecond))
+	}
+	if failure == nil {
+		return ctx.Err()
+	}
+	return fmt.Errorf("%w: %w", ctx.Err(), failure)
 }
 
 type nobody struct{}
