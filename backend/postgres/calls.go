@@ -23,6 +23,7 @@ type call struct {
 	number     int64 // of the wait there
 	ticket     int64 // that the token had; 0 for none
 	patience   time.Duration
+	at         int // its place in a flight
 }
 
 const (
@@ -37,7 +38,8 @@ const (
 // A result is what it answers. Times of the server are in µs.
 type result struct {
 	err          error
-	sent         time.Time
+	sent         time.Time // of a wait's call, as
+	box          int64     // the inbox that it has named
 	verdict      int
 	fence        int64
 	holder       []byte
@@ -79,10 +81,7 @@ func (c call) rank() lanes.Rank {
 
 // do makes a call, together with others that are made at the same time.
 func (l *Locker) do(ctx context.Context, c call) (result, error) {
-	if err := ctx.Err(); err != nil {
-		return result{}, err
-	}
-	if err := l.check(c); err != nil {
+	if err := l.check(ctx, c); err != nil {
 		return result{}, err
 	}
 	r := l.lanes.Do(ctx, c)
@@ -96,41 +95,42 @@ const statement = `SELECT r.* FROM unnest($1::text[], $2::bytea[], $3::bytea[], 
 // send makes calls in one statement, which commits by itself. They are in the order of their keys: so no two statements
 // wait for each other.
 func (l *Locker) send(ctx context.Context, calls []call, results []result) {
-	order := make([]int, len(calls))
-	for i := range order {
-		order[i] = i
+	sorted := slices.Clone(calls)
+	for i := range sorted {
+		sorted[i].at = i
 	}
-	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(calls[i].key, calls[j].key) })
-	n := len(calls)
-	ops, keys, tokens := make([]string, n), make([][]byte, n), make([][]byte, n)
-	ttls, boxes, numbers, tickets, patience := make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n), make([]*int64, n)
-	for at, i := range order {
-		c := &calls[i]
-		ops[at], keys[at], tokens[at], ttls[at] = c.op, []byte(c.key), []byte(c.token), c.ttl.Milliseconds()
-		boxes[at], numbers[at], tickets[at] = c.box, c.number, c.ticket
-		if c.patience > 0 {
-			ms := c.patience.Milliseconds()
-			patience[at] = &ms
+	slices.SortStableFunc(sorted, func(a, b call) int { return cmp.Compare(a.key, b.key) })
+	answers, err := l.query(ctx, l.statement, columns(sorted)...)
+	for i, c := range sorted {
+		if err == nil {
+			results[c.at] = answers[i]
 		}
-	}
-	sent, at := time.Now(), 0
-	err := l.query(ctx, l.statement, func(rows pgx.Rows) error {
-		r := &results[order[at]]
-		at++
-		return rows.Scan(&r.verdict, &r.fence, &r.holder, &r.remaining, &r.since, &r.clock, &r.ticket, &r.ahead)
-	}, ops, keys, tokens, ttls, boxes, numbers, tickets, patience)
-	for i := range results {
-		results[i].err, results[i].sent = err, sent
+		results[c.at].err = err
 	}
 }
 
-// query makes a statement that commits by itself, and calls scan for each row. If the database, or a pooler before it, needs
-// the statement in another form, that is made, and remembered.
-func (l *Locker) query(ctx context.Context, sql string, scan func(pgx.Rows) error, args ...any) error {
+// columns are the arguments of the statement. The second to the fourth are those of dlock_set.
+func columns(calls []call) []any {
+	n := len(calls)
+	ops, keys, tokens, ttls := make([]string, n), make([][]byte, n), make([][]byte, n), make([]int64, n)
+	boxes, numbers, tickets, patience := make([]int64, n), make([]int64, n), make([]int64, n), make([]*int64, n)
+	for i, c := range calls {
+		ops[i], keys[i], tokens[i], ttls[i] = c.op, []byte(c.key), []byte(c.token), c.ttl.Milliseconds()
+		boxes[i], numbers[i], tickets[i] = c.box, c.number, c.ticket
+		if c.patience > 0 {
+			patience[i] = new(c.patience.Milliseconds())
+		}
+	}
+	return []any{ops, keys, tokens, ttls, boxes, numbers, tickets, patience}
+}
+
+// query makes a statement that commits by itself. If the database, or a pooler before it, needs it in another form, that is
+// made, and remembered.
+func (l *Locker) query(ctx context.Context, sql string, args ...any) (answers []result, err error) {
 	for {
 		form := form(l.form.Load())
-		err := l.db.with(ctx, func(c *pgx.Conn) error {
-			err := form.query(ctx, c, sql, scan, args)
+		err = l.db.with(ctx, func(c *pgx.Conn) error {
+			answers, err = form.query(ctx, c, sql, args)
 			if code(err) == readOnly { // the pool is to dial again: another server may be the primary by now
 				_ = c.Close(ctx)
 			}
@@ -138,7 +138,7 @@ func (l *Locker) query(ctx context.Context, sql string, scan func(pgx.Rows) erro
 		})
 		needs := form | needed[code(err)]
 		if needs == form {
-			return outcome(err)
+			return answers, outcome(err)
 		}
 		l.form.Store(int32(needs))
 	}
@@ -155,38 +155,39 @@ const (
 // needed says which form the server asks for with an error before it has done anything.
 var needed = map[string]form{"26000": unprepared, "42P05": unprepared, "DL001": transaction}
 
-func (f form) query(ctx context.Context, c *pgx.Conn, sql string, scan func(pgx.Rows) error, args []any) error {
-	run := func(query func(context.Context, string, ...any) (pgx.Rows, error)) error {
-		if f&unprepared != 0 {
-			args = append([]any{pgx.QueryExecModeExec}, args...)
-		}
-		rows, err := query(ctx, sql, args...)
-		return each(rows, err, scan)
-	}
-	switch f {
-	case transaction:
-		var all pgx.Batch // in one round trip
-		all.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
-		all.Queue(sql, args...).Query(func(rows pgx.Rows) error { return each(rows, nil, scan) })
-		all.Queue("COMMIT")
-		return c.SendBatch(ctx, &all).Close()
-	case transaction | unprepared: // pgx prepares batches
-		return pgx.BeginTxFunc(ctx, c, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error { return run(tx.Query) })
-	}
-	return run(c.Query)
-}
-
-func each(rows pgx.Rows, err error, scan func(pgx.Rows) error) error {
-	if err != nil {
+func (f form) query(ctx context.Context, c *pgx.Conn, sql string, args []any) (answers []result, err error) {
+	read := func(rows pgx.Rows) error {
+		answers, err = pgx.CollectRows(rows, scan)
 		return err
 	}
-	defer rows.Close()
-	for rows.Next() {
-		if err := scan(rows); err != nil {
-			return err
-		}
+	if f == transaction { // in one round trip
+		var all pgx.Batch
+		all.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
+		all.Queue(sql, args...).Query(read)
+		all.Queue("COMMIT")
+		err = c.SendBatch(ctx, &all).Close()
+		return answers, err
 	}
-	return rows.Err()
+	if f&unprepared != 0 {
+		args = append([]any{pgx.QueryExecModeExec}, args...)
+	}
+	if f&transaction == 0 {
+		rows, _ := c.Query(ctx, sql, args...)
+		err = read(rows)
+		return answers, err
+	}
+	err = pgx.BeginTxFunc(ctx, c, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error { // pgx prepares batches
+		rows, _ := tx.Query(ctx, sql, args...)
+		return read(rows)
+	})
+	return answers, err
+}
+
+// scan reads what dlock_call returns, or the first columns of that.
+func scan(row pgx.CollectableRow) (r result, err error) {
+	all := []any{&r.verdict, &r.fence, &r.holder, &r.remaining, &r.since, &r.clock, &r.ticket, &r.ahead}
+	err = row.Scan(all[:len(row.FieldDescriptions())]...)
+	return r, err
 }
 
 // cut is the result of a call that was not sent, or whose ctx has ended since.
@@ -203,20 +204,16 @@ func cut(err error, late func(func(result))) result {
 // server refused before it did anything, and those whose transaction it has rolled back. A connection that broke says
 // nothing of what was sent on it.
 func outcome(err error) error {
-	if err == nil {
-		return nil
-	}
-	state := code(err)
-	_, without := errors.AsType[*unsent](err)
-	if !without && !pgconn.SafeToRetry(err) && !rolledBack(err) {
+	if err == nil || !dlock.NoEffect(err) && !pgconn.SafeToRetry(err) && !rolledBack(err) {
 		return err
 	}
-	none := &dlock.NoEffectError{Err: err}
-	if state != "" {
-		none.Temporary = slices.Contains([]string{"40", "55", "57"}, state[:2]) || state == readOnly
-		none.State = state[:2] == "53" // no memory, disk space or connection
+	state := code(err)
+	class := state[:min(2, len(state))]
+	return &dlock.NoEffectError{
+		Err:       err,
+		Temporary: slices.Contains([]string{"40", "55", "57"}, class) || state == readOnly,
+		State:     class == "53", // no memory, disk space or connection
 	}
-	return none
 }
 
 const readOnly = "25006" // on a standby, for instance

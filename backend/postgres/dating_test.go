@@ -23,37 +23,32 @@ func (away) dial(context.Context) (*pgx.Conn, error)           { return nil, err
 // When the inbox has changed, a message may come from another server: neither an answer from before the change dates it,
 // nor that to a call that was sent before.
 func TestAnotherServersClockDatesNothing(t *testing.T) {
-	l := open(away{}, "", nil)
+	l := open(away{}, false, nil)
 	t.Cleanup(func() { l.Close() })
 	w := &wait{
-		l: l, ctx: t.Context(), key: "key", token: "x", ttl: time.Second, queued: true,
-		answers: make(chan result, 9), bell: make(chan struct{}, 1), timer: time.NewTimer(time.Hour), heard: storewait.Of(t.Context()),
+		call: call{key: "key", token: "x", ttl: time.Second, box: 1}, l: l, ctx: t.Context(), heard: storewait.Of(t.Context()),
+		queued: true, answers: make(chan result, 9),
 	}
-	answer := result{sent: time.Now(), verdict: waiting, clock: 1000, ticket: 1, holder: []byte("y"), remaining: 1000}
-	granted := func() bool {
-		a, err := w.read(mail{grant: &message{fence: 1, since: 2000, made: 2000}})
+	answered := func(box int64) {
+		w.calling, w.again = false, false
+		_, err := w.take(result{sent: time.Now(), box: box, verdict: waiting, clock: 1000, ticket: 1, holder: []byte("y"), remaining: 1000})
 		require.NoError(t, err)
+	}
+	granted := func(box, at int64) bool {
+		a := w.read(message{box: box, fence: 1, since: at, made: at})
+		require.False(t, a.Since.After(time.Now()))
 		return a.Acquired
 	}
-	_, err := w.take(answer)
-	require.NoError(t, err)
-	require.True(t, granted())
-	for range 2 { // the first call is in flight then
-		_, err = w.read(mail{changed: true})
-		require.NoError(t, err)
-		require.False(t, granted())
-		w.calling, w.again = true, true
-		_, err = w.take(answer)
-		require.NoError(t, err)
-		require.False(t, granted())
-	}
-	w.calling, w.again = false, false
-	_, err = w.take(answer)
-	require.NoError(t, err)
-	a, err := w.read(mail{grant: &message{fence: 1, since: time.Hour.Microseconds(), made: time.Hour.Microseconds()}})
-	require.NoError(t, err)
-	require.True(t, a.Acquired)
-	require.False(t, a.Since.After(time.Now()))
+	answered(1)
+	require.True(t, granted(1, 2000))
+	require.False(t, granted(1, 1000), "an older message")
+	require.False(t, granted(2, 2000), "the inbox has changed")
+	answered(1)
+	require.False(t, granted(2, 2000), "this call was sent before")
+	answered(2)
+	require.True(t, granted(2, time.Hour.Microseconds()))
+	require.False(t, w.read(message{}).Acquired)
+	require.True(t, w.calling)
 }
 
 // Only after an ERROR is it known that a statement was rolled back.

@@ -16,7 +16,7 @@ func NoCheckIns() func() {
 
 // AwaitInbox returns when a Locker listens.
 func AwaitInbox(l *Locker) {
-	for l.post.box() == 0 {
+	for l.post.inbox.Load() == 0 {
 		time.Sleep(time.Millisecond)
 	}
 }

@@ -66,26 +66,20 @@ func WithInboxError(f func(error)) Option {
 // answer is overdue, and one for each set. It opens another one for notifications while something waits. Bad arguments make its
 // methods fail with [dlock.ErrInvalid].
 func New(pool *pgxpool.Pool, opts ...Option) *Locker {
-	if pool == nil {
-		return open(nil, "pool: nil", opts)
-	}
-	return open(pgxSource{pool}, "", opts)
+	return open(pgxSource{pool}, pool == nil, opts)
 }
 
 // NewSQL is New for a database that was opened with the driver github.com/jackc/pgx/v5/stdlib. The connection for
 // notifications has the configuration of one of db. The hooks of stdlib.OpenDB do not see it: what they set for a session,
 // such as search_path or a new password, belongs in the configuration.
 func NewSQL(db *sql.DB, opts ...Option) *Locker {
-	if db == nil {
-		return open(nil, "db: nil", opts)
-	}
-	return open(sqlSource{db}, "", opts)
+	return open(sqlSource{db}, db == nil, opts)
 }
 
-func open(db source, bad string, opts []Option) *Locker {
+func open(db source, none bool, opts []Option) *Locker {
 	l := &Locker{db: db, table: "dlock", onInbox: func(error) {}}
-	if bad != "" {
-		l.err = invalid("%s", bad)
+	if none {
+		l.err = invalid("pool or db: nil")
 	}
 	for i, opt := range opts {
 		if opt == nil {
@@ -191,9 +185,9 @@ func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 // Inspect implements [dlock.Inspector].
 func (l *Locker) Inspect(ctx context.Context, key string) (dlock.Hold, error) {
 	r, err := l.do(ctx, call{op: inspect, key: key, token: "-", ttl: time.Second})
-	h := dlock.Hold{Waiting: r.ahead}
-	if r.verdict == yes {
-		h = dlock.Hold{Held: true, Token: string(r.holder), Remaining: micros(r.remaining), Since: time.UnixMicro(r.since), Waiting: r.ahead}
+	h := dlock.Hold{Held: r.verdict == yes, Token: string(r.holder), Remaining: micros(r.remaining), Waiting: r.ahead}
+	if h.Held {
+		h.Since = time.UnixMicro(r.since)
 	}
 	return h, err
 }
@@ -206,16 +200,14 @@ func (l *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock
 	results, calls, at := make([]dlock.RenewResult, len(batch)), make([]call, 0, len(batch)), make([]int, 0, len(batch))
 	for i, r := range batch {
 		c := call{op: renew, key: r.Key, token: r.Token, ttl: r.TTL}
-		if results[i].Err = l.check(c); results[i].Err == nil {
+		if results[i].Err = l.check(ctx, c); results[i].Err == nil {
 			calls, at = append(calls, c), append(at, i)
 		}
 	}
 	answers := make([]result, len(calls))
-	if l.lanes.DoAll(ctx, calls, answers); len(calls) == 0 {
-		return results, nil
-	}
-	for i, r := range answers {
-		results[at[i]] = dlock.RenewResult{Held: r.verdict == yes, Err: r.err}
+	l.lanes.DoAll(ctx, calls, answers)
+	for n, r := range answers {
+		results[at[n]] = dlock.RenewResult{Held: r.verdict == yes, Err: r.err}
 	}
 	return results, nil
 }
@@ -223,72 +215,64 @@ func (l *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock
 // TryAcquireSet implements [dlock.SetAcquirer].
 func (l *Locker) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]dlock.Attempt, error) {
 	if len(set) == 0 {
-		return nil, &dlock.NoEffectError{Err: invalid("set: empty")}
+		return nil, invalid("set: empty")
 	}
-	keys, tokens, ttls := make([][]byte, len(set)), make([][]byte, len(set)), make([]int64, len(set))
-	seen := make(map[string]bool, len(set))
+	calls, seen := make([]call, len(set)), make(map[string]bool, len(set))
 	for i, s := range set {
-		if err := l.check(call{op: attempt, key: s.Key, token: s.Token, ttl: s.TTL}); err != nil {
+		calls[i] = call{op: attempt, key: s.Key, token: s.Token, ttl: s.TTL}
+		if err := l.check(ctx, calls[i]); err != nil {
 			return nil, err
 		}
 		if seen[s.Key] {
-			return nil, &dlock.NoEffectError{Err: invalid("set: key %q twice", s.Key)}
+			return nil, invalid("set: key %q twice", s.Key)
 		}
 		seen[s.Key] = true
-		keys[i], tokens[i], ttls[i] = []byte(s.Key), []byte(s.Token), s.TTL.Milliseconds()
 	}
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	attempts := make([]dlock.Attempt, 0, len(set))
-	err := l.query(ctx, l.rename("SELECT * FROM dlock_set($1, $2, $3)"), func(rows pgx.Rows) error {
-		var r result
-		err := rows.Scan(&r.verdict, &r.fence, &r.holder, &r.remaining, &r.since)
-		a := r.attempt()
-		a.Free = !a.Acquired && a.Holder == "" && r.verdict != waiting
-		attempts = append(attempts, a)
-		return err
-	}, keys, tokens, ttls)
+	answers, err := l.query(ctx, l.rename("SELECT * FROM dlock_set($1, $2, $3)"), columns(calls)[1:4]...)
 	if err != nil {
 		return nil, err
+	}
+	attempts := make([]dlock.Attempt, len(set))
+	for i, r := range answers {
+		attempts[i] = r.attempt()
+		attempts[i].Free = r.verdict == no && len(r.holder) == 0
 	}
 	return attempts, nil
 }
 
 // Close ends the waits in progress, with [dlock.ErrClosed], and closes the connection for notifications. Later calls fail
-// with ErrClosed. Close waits for calls that nobody waits for any more: up to 10 s, if the server is silent. The pool belongs
-// to who opened it.
+// with ErrClosed. Calls that nobody waits for any more are given up after a second. The pool belongs to who opened it.
 func (l *Locker) Close() error {
+	defer time.AfterFunc(closeLimit, l.lanes.Cut).Stop()
 	l.post.close()
 	l.lanes.Close(dlock.ErrClosed)
 	return nil
 }
 
 const (
-	maxTTL    = 365 * 24 * time.Hour
-	callLimit = 10 * time.Second
+	callLimit  = 10 * time.Second
+	closeLimit = time.Second
 )
 
 // check refuses what the table could not hold or the statements would misread.
-func (l *Locker) check(c call) error {
-	var err error
+func (l *Locker) check(ctx context.Context, c call) error {
 	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
 	case l.err != nil:
-		err = l.err
+		return l.err
 	case c.key == "":
-		err = invalid("key: empty")
+		return invalid("key: empty")
 	case len(c.key) > 1024:
-		err = invalid("key of %d bytes: longer than 1024", len(c.key))
+		return invalid("key of %d bytes: longer than 1024", len(c.key))
 	case c.token == "":
-		err = invalid("token: empty")
-	case c.ttl < time.Millisecond || c.ttl > maxTTL:
-		err = invalid("TTL %v: not between 1ms and 365 days", c.ttl)
+		return invalid("token: empty")
+	case c.ttl < time.Millisecond:
+		return invalid("TTL %v: less than 1ms", c.ttl)
 	case l.post.closed():
-		err = dlock.ErrClosed
-	default:
-		return nil
+		return &dlock.NoEffectError{Err: dlock.ErrClosed}
 	}
-	return &dlock.NoEffectError{Err: err}
+	return nil
 }
 
 func invalid(format string, args ...any) error {
@@ -332,30 +316,24 @@ func (s pgxSource) dial(ctx context.Context) (*pgx.Conn, error) {
 
 type sqlSource struct{ db *sql.DB }
 
-func (s sqlSource) with(ctx context.Context, f func(*pgx.Conn) error) (err error) {
+func (s sqlSource) with(ctx context.Context, f func(*pgx.Conn) error) error {
 	c, err := s.db.Conn(ctx)
 	if err != nil {
 		return notSent(err)
 	}
 	defer c.Close()
-	var answered error
-	err = c.Raw(func(driver any) error {
+	return c.Raw(func(driver any) error {
 		d, ok := driver.(interface{ Conn() *pgx.Conn })
 		if !ok {
 			return invalid("db: a driver of type %T, not that of pgx/v5/stdlib", driver)
 		}
-		answered = f(d.Conn())
-		return nil
+		return f(d.Conn())
 	})
-	if err != nil {
-		return &unsent{err}
-	}
-	return answered
 }
 
-func (s sqlSource) dial(ctx context.Context) (c *pgx.Conn, err error) {
+func (s sqlSource) dial(ctx context.Context) (*pgx.Conn, error) {
 	var config *pgx.ConnConfig
-	err = s.with(ctx, func(c *pgx.Conn) error {
+	err := s.with(ctx, func(c *pgx.Conn) error {
 		config = c.Config()
 		return nil
 	})
@@ -377,10 +355,5 @@ func notSent(err error) error {
 	if errors.Is(err, puddle.ErrClosedPool) || err.Error() == "sql: database is closed" {
 		err = fmt.Errorf("%w: %w", dlock.ErrClosed, err)
 	}
-	return &unsent{err}
+	return &dlock.NoEffectError{Err: err}
 }
-
-// An unsent error is of a call for which there was no connection.
-type unsent struct{ error }
-
-func (e *unsent) Unwrap() error { return e.error }

@@ -122,6 +122,24 @@ func TestListenerIsEnded(t *testing.T) {
 	gives(t, b, "key", "waiter")
 }
 
+// While the server is silent, Close does not wait for the calls that nobody waits for any more.
+func TestCloseWithASilentServer(t *testing.T) {
+	server := sqltest.Start(t)
+	l := open(t, server.Addr)
+	require.NoError(t, l.CreateTable(t.Context()))
+	takes(t, l, "key", "holder")
+	queues(t, l, "key", "waiter")
+	server.Suspend()
+	defer server.Resume()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err := l.Acquire(ctx, "key", "given up", time.Minute)
+	require.False(t, dlock.NoEffect(err), "%v", err)
+	begun := time.Now()
+	require.NoError(t, l.Close())
+	require.Less(t, time.Since(begun), 5*time.Second)
+}
+
 // Updates are HOT: they write no index.
 func TestUpdatesAreHOT(t *testing.T) {
 	server := fresh(t)

@@ -3,7 +3,6 @@ package postgres
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/dlock-go/dlock"
@@ -17,7 +16,6 @@ const (
 	pollPeriod    = 100 * time.Millisecond // of the first waiter without an inbox; twice that for the second, and so on
 	recovery      = 3 * time.Second        // after an outage, an inbox may be late by that
 	retryPause    = 100 * time.Millisecond // after a failed call; doubled four times
-	replyLimit    = time.Second            // after which the error of a wait says that there is no reply
 )
 
 var checkInPeriod = 2 * time.Second // in case a notification is lost
@@ -26,23 +24,20 @@ var checkInPeriod = 2 * time.Second // in case a notification is lost
 // notifies this process. Because a notification can be lost, the wait also looks every two seconds, and when the holder's
 // lease ends. If the token is released through the same Locker during the wait, that ends with [dlock.ErrReleased].
 func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
-	if err := ctx.Err(); err != nil {
-		return dlock.Attempt{}, err
+	w := &wait{
+		call: call{op: enqueue, key: key, token: token, ttl: ttl},
+		l:    l, ctx: ctx, heard: storewait.Of(ctx), answers: make(chan result, 1),
+		mail: make(chan message, 1), quit: make(chan struct{}), over: make(chan struct{}),
 	}
-	if err := l.check(call{op: enqueue, key: key, token: token, ttl: ttl}); err != nil {
+	if err := l.check(ctx, w.call); err != nil {
 		return dlock.Attempt{}, err
 	}
 	if l.unqueued {
-		return dlock.Attempt{}, &dlock.NoEffectError{Err: errors.ErrUnsupported}
-	}
-	w := &wait{
-		l: l, ctx: ctx, key: key, token: token, ttl: ttl, heard: storewait.Of(ctx),
-		answers: make(chan result, 1), bell: make(chan struct{}, 1), timer: time.NewTimer(time.Hour),
+		return dlock.Attempt{}, errors.ErrUnsupported
 	}
 	if !l.post.join(w) {
 		return dlock.Attempt{}, &dlock.NoEffectError{Err: dlock.ErrClosed}
 	}
-	defer w.timer.Stop()
 	a, err := w.run()
 	l.post.leave(w, a.Acquired)
 	return a, err
@@ -50,69 +45,64 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 
 // A wait is one call of Acquire. It has at most one call to the server that waits for a lane or is in flight.
 type wait struct {
-	l      *Locker
-	ctx    context.Context
-	key    string
-	token  string
-	ttl    time.Duration
-	number int64 // of the wait in this process
-	heard  storewait.Listener
+	call  // the last one
+	l     *Locker
+	ctx   context.Context
+	heard storewait.Listener
 
 	answers chan result
-	bell    chan struct{} // there is mail
-	timer   *time.Timer
+	mail    chan message
+	quit    chan struct{}    // closed when the token is being released
+	over    chan struct{}    // closed when the wait is over, and its last call was answered
+	next    <-chan time.Time // when the next call is due
 
-	asked    bool // once, at least
+	released bool // guarded by the mutex of the post
 	calling  bool
 	withdraw func() bool
 	again    bool // another call follows the one in flight
 	queued   bool // as far as is known
 	unsure   bool // an enqueue failed, and may still take effect
 	called   time.Time
-	box      int64         // that the last call named
-	bare     time.Time     // since when the server answers calls that name none
-	last     result        // the last answer that says where the token is; its clock dates messages
+	last     result        // the last answer, if it says where the token is: its clock dates messages to its inbox
 	held     dlock.Attempt // the last answer "held"
 	failure  error         // of the last call
 	fails    int
-
-	mail // guarded by the mutex of the post
 }
 
-// Mail is what a wait has yet to read.
-type mail struct {
-	changed  bool // the inbox has opened, or was lost
-	released bool // the token is being released
-	grant    *message
-}
-
-// A message is a notification: a grant with the end of its lease less the TTL, on the server's clock.
+// A message is a notification: a grant with the end of its lease less the TTL, on the server's clock. The zero value says
+// that the inbox has changed.
 type message struct {
+	box         int64 // the inbox that it came to
 	fence       int64
 	since, made int64
 }
 
-func (w *wait) run() (dlock.Attempt, error) {
-	w.send()
-	for {
-		var a dlock.Attempt
-		var err error
+// tell gives a wait a message, unless it has one to read: that one makes it look.
+func (w *wait) tell(m message) {
+	select {
+	case w.mail <- m:
+	default:
+	}
+}
+
+func (w *wait) run() (a dlock.Attempt, err error) {
+	for w.send(); !a.Acquired && err == nil; {
 		select {
 		case <-w.ctx.Done():
-			return w.end(w.ended())
+			return w.end(storewait.Ended(w.ctx, w.failure, w.called))
 		case <-w.l.post.open.Done():
 			return w.end(dlock.ErrClosed)
+		case <-w.quit:
+			return w.end(dlock.ErrReleased)
 		case r := <-w.answers:
 			a, err = w.take(r)
-		case <-w.bell:
-			a, err = w.read(w.l.post.take(w))
-		case <-w.timer.C:
+		case m := <-w.mail:
+			a = w.read(m)
+		case <-w.next:
 			w.send()
 		}
-		if a.Acquired || err != nil {
-			return a, err
-		}
 	}
+	return a, err
 }
 
 // send makes the next call. If one is in flight, the next one follows its answer.
@@ -121,17 +111,19 @@ func (w *wait) send() {
 		w.again = true
 		return
 	}
-	w.asked, w.again, w.called, w.box = true, false, time.Now(), w.l.post.box()
-	c := call{op: checkIn, key: w.key, token: w.token, ttl: w.ttl, box: w.box, number: w.number, ticket: w.last.ticket}
-	if !w.queued {
-		c.op, c.patience = enqueue, w.patience()
+	w.op, w.box, w.patience = enqueue, w.l.post.inbox.Load(), w.rest()
+	if w.queued {
+		w.op = checkIn
 	}
-	w.calling = true
-	w.withdraw = w.l.lanes.Put(w.ctx, c, func(_ time.Time, r result) { w.answers <- r })
+	w.again, w.next, w.calling, w.called = false, nil, true, time.Now()
+	w.withdraw = w.l.lanes.Put(w.ctx, w.call, func(sent time.Time, r result) {
+		r.sent, r.box = sent, w.box
+		w.answers <- r
+	})
 }
 
-// patience is for how long a message is not too late; 0 for ever. What a call may take is taken off, at most 10 ms.
-func (w *wait) patience() time.Duration {
+// rest is for how long a message is not too late; 0 for ever. What a call may take is taken off, at most 10 ms.
+func (w *wait) rest() time.Duration {
 	end, ends := w.ctx.Deadline()
 	if !ends {
 		return 0
@@ -154,39 +146,22 @@ func (w *wait) take(r result) (dlock.Attempt, error) {
 	case found:
 		return dlock.Attempt{Acquired: true, Since: r.local(r.since), Fence: r.fence}, nil
 	case missing:
-		w.queued, w.last.clock = false, 0
+		w.queued, w.last = false, result{}
 		w.send()
 		return dlock.Attempt{}, nil
 	}
-	w.queued, w.last = true, r
-	if w.again { // the inbox may have changed since the call was sent: the answer dates nothing
-		w.last.clock = 0
-	}
+	w.queued, w.ticket, w.last = true, r.ticket, r
 	if len(r.holder) > 0 {
 		w.held = r.attempt()
 		w.held.Since = time.Now()
 	}
-	if w.again {
-		w.send()
-		return dlock.Attempt{}, nil
+	if w.box == 0 {
+		if err := w.l.post.missing(); err != nil {
+			w.heard.NoInbox(err)
+		}
 	}
-	w.noteInbox()
-	w.timer.Reset(w.pause(r))
+	w.next = time.After(w.pause(r))
 	return dlock.Attempt{}, nil
-}
-
-// noteInbox reports a wait whose calls the server answers, while its inbox cannot be opened.
-func (w *wait) noteInbox() {
-	switch {
-	case w.box != 0:
-		w.bare = time.Time{}
-		return
-	case w.bare.IsZero():
-		w.bare = time.Now()
-	}
-	if err := w.l.post.missingSince(w.bare); err != nil {
-		w.heard.NoInbox(err)
-	}
 }
 
 // local returns an instant of the server's clock on this process's: one that was not later. It is never in the future,
@@ -199,74 +174,67 @@ func (r *result) local(at int64) time.Time {
 	return since
 }
 
-// pause returns when the next check-in is due.
+// pause returns when the next call is due.
 func (w *wait) pause(r result) time.Duration {
-	if w.box == 0 {
+	switch pause := checkInPeriod - 200*time.Millisecond + chance.N(400*time.Millisecond); {
+	case w.again:
+		return 0
+	case w.box == 0:
 		return min(pollPeriod*time.Duration(1+r.ahead), max(w.ttl/6, 5*time.Millisecond))
-	}
-	pause := checkInPeriod - 200*time.Millisecond + chance.N(400*time.Millisecond)
-	switch {
 	case len(r.holder) == 0:
-		pause = reservePeriod
+		return reservePeriod
 	case micros(r.remaining) < pause:
-		pause = micros(r.remaining) + time.Millisecond + expiryStagger*time.Duration(r.ahead)
+		return micros(r.remaining) + time.Millisecond + expiryStagger*time.Duration(r.ahead)
+	default:
+		return pause
 	}
-	return pause
 }
 
 // failed ends the wait with the error of a call, or schedules the next one. An enqueue that may still take effect ends it.
 func (w *wait) failed(r result) (dlock.Attempt, error) {
 	w.unsure = w.unsure || !w.queued && !dlock.NoEffect(r.err)
-	if w.last.ticket == 0 || w.unsure || errors.Is(r.err, dlock.ErrClosed) {
+	if w.ticket == 0 || w.unsure || errors.Is(r.err, dlock.ErrClosed) {
 		return w.end(r.err)
 	}
 	w.failure, w.fails = r.err, w.fails+1
 	w.heard.Failed(r.sent, r.err)
 	pause := retryPause << min(w.fails, 4)
-	w.timer.Reset(pause/2 + chance.N(pause/2))
+	w.next = time.After(pause/2 + chance.N(pause/2))
 	return dlock.Attempt{}, nil
 }
 
-// read acts on mail.
-func (w *wait) read(m mail) (dlock.Attempt, error) {
-	switch g := m.grant; {
-	case m.released:
-		return w.end(dlock.ErrReleased)
-	case g != nil && !m.changed && w.last.clock != 0 && g.made > w.last.clock:
-		return dlock.Attempt{Acquired: true, Since: w.last.local(g.since), Fence: g.fence}, nil
-	case m != mail{}:
-		w.last.clock = 0 // the next message may come from another server
+// read acts on a message. The last answer dates it if that was to a call that named the inbox: otherwise another server may
+// have sent it.
+func (w *wait) read(m message) dlock.Attempt {
+	if m.box != w.last.box || m.made <= w.last.clock {
 		w.send()
+		return dlock.Attempt{}
 	}
-	return dlock.Attempt{}, nil
-}
-
-// ended returns the error of a wait whose ctx has ended, with that of the last call.
-func (w *wait) ended() error {
-	failure := w.failure
-	if since := time.Since(w.called); failure == nil && w.calling && since >= replyLimit {
-		failure = fmt.Errorf("no reply for %v", since.Round(time.Millisecond))
-	}
-	if failure == nil {
-		return w.ctx.Err()
-	}
-	return fmt.Errorf("%w: %w", w.ctx.Err(), failure)
+	return dlock.Attempt{Acquired: true, Since: w.last.local(m.since), Fence: m.fence}
 }
 
 // end ends a wait without a grant. The error says that there was no effect if the wait has left nothing, or only a place in the
 // queue, which the holder beside the error implies. A check-in in flight does no harm: it does nothing for a token that is not
 // in the queue.
 func (w *wait) end(err error) (dlock.Attempt, error) {
-	if w.calling && !w.withdraw() {
-		if late := w.l.post.outlived(w); !w.queued {
-			return w.held, &dlock.UnansweredError{Err: err, Late: late}
-		}
-	}
+	w.calling = w.calling && !w.withdraw()
 	switch {
-	case !w.unsure && (w.last.ticket == 0 || w.held != dlock.Attempt{}):
+	case w.calling && !w.queued:
+		return w.held, &dlock.UnansweredError{Err: err, Late: w.late}
+	case !w.unsure && (w.ticket == 0 || w.held != dlock.Attempt{}):
 		return w.held, &dlock.NoEffectError{Err: err}
 	case dlock.NoEffect(err):
 		return w.held, errors.Join(err)
 	}
 	return w.held, err
+}
+
+// late calls f with the answer to the call that was in flight when the wait ended.
+func (w *wait) late(f func(dlock.Attempt, error)) {
+	go func() {
+		<-w.over
+		a := w.last.attempt()
+		a.Acquired = a.Acquired || w.last.verdict == waiting // there is something to release: its place
+		f(a, w.last.err)
+	}()
 }
