@@ -3,7 +3,9 @@ package postgres
 import (
 	"context"
 	"errors"
+	"io"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -11,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
+	"github.com/dlock-go/dlock/internal/bubble"
 	"github.com/dlock-go/dlock/internal/storewait"
 )
 
@@ -49,6 +52,46 @@ func TestAnotherServersClockDatesNothing(t *testing.T) {
 	require.True(t, granted(2, time.Hour.Microseconds()))
 	require.False(t, w.read(message{}).Acquired)
 	require.True(t, w.calling)
+}
+
+// A mute source has a server that is told what to answer.
+type mute struct {
+	away
+	calls chan chan error
+}
+
+func (m mute) with(context.Context, func(*pgx.Conn) error) error {
+	answer := make(chan error)
+	m.calls <- answer
+	return <-answer
+}
+
+// A release does not overtake the enqueue of the wait that it ends. A grant to a wait that is over is given back, whenever it
+// comes.
+func TestWhatAWaitLeaves(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
+		m := mute{calls: make(chan chan error, 9)}
+		l := open(m, false, nil)
+		defer l.Close()
+		ended, released := make(chan error, 1), make(chan error, 1)
+		go func() { _, err := l.Acquire(t.Context(), "key", "x", time.Second); ended <- err }()
+		enqueue := <-m.calls
+		go func() { _, err := l.Release(t.Context(), "key", "x"); released <- err }()
+		require.ErrorIs(t, <-ended, dlock.ErrReleased)
+		synctest.Wait()
+		require.Empty(t, m.calls)
+		enqueue <- io.EOF
+		release := <-m.calls
+		release <- io.EOF
+		require.ErrorIs(t, <-released, io.EOF)
+		time.Sleep(time.Hour)
+		l.post.deliver(1, "1 2 3 4")
+		release = <-m.calls
+		release <- io.EOF
+		l.post.deliver(1, "1 2 3 4")
+		synctest.Wait()
+		require.Empty(t, m.calls)
+	})
 }
 
 // Only after an ERROR is it known that a statement was rolled back.
