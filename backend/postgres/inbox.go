@@ -29,7 +29,7 @@ const (
 type post struct {
 	l    *Locker
 	open context.Context // until Close
-	end  context.CancelFunc
+	end  context.CancelCauseFunc
 	work sync.WaitGroup
 
 	inbox atomic.Int64 // 0 while nobody listens
@@ -50,14 +50,14 @@ type hold struct{ key, token string }
 
 func (p *post) init(l *Locker) {
 	p.l, p.waits, p.tokens, p.left = l, make(map[int64]*wait), make(map[hold]*wait), make(map[int64]hold)
-	p.open, p.end = context.WithCancel(context.Background())
+	p.open, p.end = context.WithCancelCause(context.Background())
 }
 
 func (p *post) closed() bool { return p.open.Err() != nil }
 
 func (p *post) close() {
 	p.mu.Lock()
-	p.end()
+	p.end(dlock.ErrClosed)
 	p.mu.Unlock()
 	p.work.Wait()
 }
@@ -72,6 +72,7 @@ func (p *post) join(w *wait) bool {
 	p.work.Add(1)
 	p.numbers++
 	w.number = p.numbers
+	w.stop, w.quit = context.WithCancelCause(p.open)
 	p.waits[w.number], p.tokens[hold{w.key, w.token}] = w, w
 	if !p.listening {
 		p.listening = true
@@ -83,17 +84,15 @@ func (p *post) join(w *wait) bool {
 // leave ends a wait. If a call of it is in flight, its answer is awaited: a release of the token might overtake it.
 func (p *post) leave(w *wait, granted bool) {
 	h := hold{w.key, w.token}
+	w.quit(nil)
 	p.mu.Lock()
 	delete(p.waits, w.number)
 	p.busy = time.Now()
+	if len(p.left) == maxLeft {
+		clear(p.left)
+	}
 	if !granted {
 		p.left[w.number] = h
-	}
-	for n := range p.left {
-		if len(p.left) <= maxLeft {
-			break
-		}
-		delete(p.left, n)
 	}
 	p.mu.Unlock()
 	land := func() {
@@ -119,14 +118,11 @@ func (p *post) leave(w *wait, granted bool) {
 func (p *post) release(ctx context.Context, key, token string) error {
 	p.mu.Lock()
 	w := p.tokens[hold{key, token}]
-	if w != nil && !w.released {
-		w.released = true
-		close(w.quit)
-	}
 	p.mu.Unlock()
 	if w == nil {
 		return nil
 	}
+	w.quit(dlock.ErrReleased)
 	select {
 	case <-w.over:
 		return nil
@@ -148,22 +144,23 @@ func (p *post) change(inbox int64, err error) (was bool) {
 	said := fmt.Sprint(p.failure) == fmt.Sprint(err)
 	p.failure, p.failed = err, time.Now()
 	p.mu.Unlock()
-	if !said {
+	if !said && p.l.onInbox != nil {
 		p.l.onInbox(err)
 	}
 	return before != 0
 }
 
-// missing is called when the server has answered a wait without an inbox. It returns why an inbox cannot be opened: it
-// hears nothing, a right or the schema is missing, or opening it has failed some time after such an answer.
-func (p *post) missing() error {
+// missing is called when the server has answered a call that named an inbox, or none. It returns why none can be opened:
+// it hears nothing, a right or the schema is missing, or opening it has failed some time after the first such answer.
+func (p *post) missing(box int64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.bare.IsZero() {
+	if box == 0 && p.bare.IsZero() {
 		p.bare = time.Now()
 	}
 	state := code(p.failure)
-	if errors.Is(p.failure, errDeaf) || strings.HasPrefix(state, "28") || strings.HasPrefix(state, "42") || p.failed.After(p.bare.Add(recovery)) {
+	lasts := errors.Is(p.failure, errDeaf) || strings.HasPrefix(state, "28") || strings.HasPrefix(state, "42")
+	if box == 0 && (lasts || p.failed.After(p.bare.Add(recovery))) {
 		return p.failure
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -54,13 +55,7 @@ func WithQueue(queue bool) Option { return func(l *Locker) { l.unqueued = !queue
 
 // WithInboxError has f called when the Locker cannot be notified, with the reason; and with nil when it can again.
 // Waiters poll meanwhile. f must not block, and must not close the Locker.
-func WithInboxError(f func(error)) Option {
-	return func(l *Locker) {
-		if f != nil {
-			l.onInbox = f
-		}
-	}
-}
+func WithInboxError(f func(error)) Option { return func(l *Locker) { l.onInbox = f } }
 
 // New returns a Locker on the database of pool. Its calls use up to two connections of the pool at a time, two more while an
 // answer is overdue, and one for each set. It opens another one for notifications while something waits. Bad arguments make its
@@ -77,7 +72,7 @@ func NewSQL(db *sql.DB, opts ...Option) *Locker {
 }
 
 func open(db source, none bool, opts []Option) *Locker {
-	l := &Locker{db: db, table: "dlock", onInbox: func(error) {}}
+	l := &Locker{db: db, table: "dlock"}
 	if none {
 		l.err = invalid("pool or db: nil")
 	}
@@ -88,8 +83,8 @@ func open(db source, none bool, opts []Option) *Locker {
 		}
 		opt(l)
 	}
-	if err := l.checkTable(); err != nil {
-		l.err = err
+	if !validTable(l.table) {
+		l.err = invalid("table %q: not one or two names of 1 to 40 bytes, without $$ and control characters", l.table)
 	}
 	l.statement = l.rename(statement)
 	l.lanes = lanes.New(lanes.Settings[struct{}, call, result]{
@@ -120,18 +115,11 @@ func (l *Locker) rename(sql string) string {
 	})
 }
 
-// checkTable refuses a name that PostgreSQL would cut, or that would end a function or a comment of schema.sql.
-func (l *Locker) checkTable() error {
-	parts := strings.Split(l.table, ".")
-	if len(parts) > 2 {
-		return invalid("table %q: more than a schema and a name", l.table)
-	}
-	for _, part := range parts {
-		if n := len(part); n == 0 || n > 40 || strings.Contains(part, "$$") || strings.ContainsFunc(part, unicode.IsControl) {
-			return invalid("table %q: a name of %d bytes, not 1 to 40, or with $$ or a control character", l.table, n)
-		}
-	}
-	return nil
+// validTable refuses a name that PostgreSQL would cut, or that would end a function or a comment of schema.sql.
+func validTable(name string) bool {
+	parts := strings.Split(name, ".")
+	wrong := func(part string) bool { return part == "" || len(part) > 40 }
+	return len(parts) <= 2 && !slices.ContainsFunc(parts, wrong) && !strings.Contains(name, "$$") && !strings.ContainsFunc(name, unicode.IsControl)
 }
 
 // Schema returns the statements that the Locker needs to have been executed, for a migration. For the default table they
@@ -144,22 +132,20 @@ func (l *Locker) CreateTable(ctx context.Context) error {
 		return l.err
 	}
 	return l.db.with(ctx, func(c *pgx.Conn) error {
-		return pgx.BeginFunc(ctx, c, func(tx pgx.Tx) error {
-			var exists bool
-			if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1)", pgx.QueryExecModeExec, int64(createLock)); err != nil {
-				return err // IF NOT EXISTS alone fails if two create the same at once
-			}
-			if err := tx.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL", pgx.QueryExecModeExec, l.rename("dlock")).Scan(&exists); err != nil || exists {
-				return err
-			}
-			_, err := tx.Exec(ctx, l.Schema(), pgx.QueryExecModeSimpleProtocol)
-			return err
-		})
+		var exists bool
+		err := c.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL", pgx.QueryExecModeExec, l.rename("dlock")).Scan(&exists)
+		if err == nil && !exists {
+			_, err = c.Exec(ctx, createLock+l.Schema(), pgx.QueryExecModeSimpleProtocol)
+		}
+		if code(err) == "42P07" { // another has created it meanwhile
+			return nil
+		}
+		return err
 	})
 }
 
-// createLock is any number that others have no reason to lock: "dlock".
-const createLock = 0x64_6c_6f_63_6b
+// createLock has those who create the same at once take turns. The number is one that others have no reason to lock: "dlock".
+const createLock = "SELECT pg_advisory_xact_lock(431315968875);"
 
 // TryAcquire implements [dlock.Locker].
 func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Duration) (dlock.Attempt, error) {
@@ -333,11 +319,7 @@ func (s sqlSource) with(ctx context.Context, f func(*pgx.Conn) error) error {
 
 func (s sqlSource) dial(ctx context.Context) (*pgx.Conn, error) {
 	var config *pgx.ConnConfig
-	err := s.with(ctx, func(c *pgx.Conn) error {
-		config = c.Config()
-		return nil
-	})
-	if err != nil {
+	if err := s.with(ctx, func(c *pgx.Conn) error { config = c.Config(); return nil }); err != nil {
 		return nil, err
 	}
 	return connect(ctx, config)

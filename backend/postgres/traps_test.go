@@ -9,10 +9,12 @@ import (
 	"maps"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/dlock-go/dlock"
@@ -175,7 +177,11 @@ func TestTableNames(t *testing.T) {
 		l := postgres.New(p, postgres.WithTable(name))
 		t.Cleanup(func() { l.Close() })
 		require.NotEqual(t, string(text), l.Schema())
-		require.NoError(t, l.CreateTable(t.Context()), name)
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() { assert.NoError(t, l.CreateTable(t.Context()), name) })
+		}
+		all.Wait()
 		require.NoError(t, l.CreateTable(t.Context()), name)
 		takes(t, l, "key", "holder")
 		granted := queues(t, l, "key", "waiter")

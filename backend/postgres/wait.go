@@ -27,7 +27,7 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 	w := &wait{
 		call: call{op: enqueue, key: key, token: token, ttl: ttl},
 		l:    l, ctx: ctx, heard: storewait.Of(ctx), answers: make(chan result, 1),
-		mail: make(chan message, 1), quit: make(chan struct{}), over: make(chan struct{}),
+		mail: make(chan message, 1), over: make(chan struct{}),
 	}
 	if err := l.check(ctx, w.call); err != nil {
 		return dlock.Attempt{}, err
@@ -52,11 +52,11 @@ type wait struct {
 
 	answers chan result
 	mail    chan message
-	quit    chan struct{}    // closed when the token is being released
-	over    chan struct{}    // closed when the wait is over, and its last call was answered
 	next    <-chan time.Time // when the next call is due
+	stop    context.Context  // until Close, or until the token is being released
+	quit    context.CancelCauseFunc
+	over    chan struct{} // closed when the wait is over, and its last call was answered
 
-	released bool // guarded by the mutex of the post
 	calling  bool
 	withdraw func() bool
 	again    bool // another call follows the one in flight
@@ -90,10 +90,8 @@ func (w *wait) run() (a dlock.Attempt, err error) {
 		select {
 		case <-w.ctx.Done():
 			return w.end(storewait.Ended(w.ctx, w.failure, w.called))
-		case <-w.l.post.open.Done():
-			return w.end(dlock.ErrClosed)
-		case <-w.quit:
-			return w.end(dlock.ErrReleased)
+		case <-w.stop.Done():
+			return w.end(context.Cause(w.stop))
 		case r := <-w.answers:
 			a, err = w.take(r)
 		case m := <-w.mail:
@@ -155,10 +153,8 @@ func (w *wait) take(r result) (dlock.Attempt, error) {
 		w.held = r.attempt()
 		w.held.Since = time.Now()
 	}
-	if w.box == 0 {
-		if err := w.l.post.missing(); err != nil {
-			w.heard.NoInbox(err)
-		}
+	if err := w.l.post.missing(w.box); err != nil {
+		w.heard.NoInbox(err)
 	}
 	w.next = time.After(w.pause(r))
 	return dlock.Attempt{}, nil
