@@ -80,11 +80,11 @@ func (c call) rank() lanes.Rank {
 }
 
 // do makes a call, together with others that are made at the same time.
-func (l *Locker) do(ctx context.Context, c call) (result, error) {
+func (l *Locker) do(ctx context.Context, c call) (r result, err error) {
 	if err := l.check(ctx, c); err != nil {
-		return result{}, err
+		return r, err
 	}
-	r := l.lanes.Do(ctx, c)
+	r = l.lanes.Do(ctx, c)
 	return r, r.err
 }
 
@@ -156,30 +156,27 @@ const (
 var needed = map[string]form{"26000": unprepared, "42P05": unprepared, "DL001": transaction}
 
 func (f form) query(ctx context.Context, c *pgx.Conn, sql string, args []any) (answers []result, err error) {
-	read := func(rows pgx.Rows) error {
+	read := func(rows pgx.Rows, _ error) error { // it is in rows, too
 		answers, err = pgx.CollectRows(rows, scan)
 		return err
-	}
-	if f == transaction { // in one round trip
-		var all pgx.Batch
-		all.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
-		all.Queue(sql, args...).Query(read)
-		all.Queue("COMMIT")
-		err = c.SendBatch(ctx, &all).Close()
-		return answers, err
 	}
 	if f&unprepared != 0 {
 		args = append([]any{pgx.QueryExecModeExec}, args...)
 	}
-	if f&transaction == 0 {
-		rows, _ := c.Query(ctx, sql, args...)
-		err = read(rows)
-		return answers, err
+	switch f {
+	case transaction: // in one round trip
+		var all pgx.Batch
+		all.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
+		all.Queue(sql, args...).Query(func(rows pgx.Rows) error { return read(rows, nil) })
+		all.Queue("COMMIT")
+		err = c.SendBatch(ctx, &all).Close()
+	case transaction | unprepared: // pgx prepares batches
+		err = pgx.BeginTxFunc(ctx, c, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			return read(tx.Query(ctx, sql, args...))
+		})
+	default:
+		err = read(c.Query(ctx, sql, args...))
 	}
-	err = pgx.BeginTxFunc(ctx, c, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error { // pgx prepares batches
-		rows, _ := tx.Query(ctx, sql, args...)
-		return read(rows)
-	})
 	return answers, err
 }
 

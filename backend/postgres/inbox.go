@@ -208,12 +208,9 @@ func (p *post) listen() {
 		} else if errors.Is(err, errDeaf) {
 			pause = deafPause
 		}
-		select {
-		case <-p.open.Done():
-			return
-		case <-time.After(pause/2 + chance.N(pause)): // not all processes at once
-		}
-		if p.idle(0) {
+		ctx, cancel := context.WithTimeout(p.open, pause/2+chance.N(pause)) // not all processes at once
+		<-ctx.Done()
+		if cancel(); p.closed() || p.idle(0) {
 			return
 		}
 	}
@@ -229,16 +226,15 @@ func (p *post) hear() error {
 	if err != nil {
 		return err
 	}
-	defer hangUp(c)
+	defer c.Close(ctx) // by then, ctx may have ended: the server sees the end of the connection
 	inbox := int64(chance.N(1<<62)) + 1
 	if err := p.greet(ctx, c, channel(inbox)); err != nil {
 		return err
 	}
-	listens := p.l.rename("SELECT dlock_listen($1, $2), $2 AND pg_try_advisory_lock($1)")
 	for first := true; !p.idle(idleAfter); first = false {
 		said := time.Now()
 		ctx, cancel := context.WithTimeout(p.open, aliveLimit)
-		_, err := c.Exec(ctx, listens, inbox, first)
+		_, err := c.Exec(ctx, p.l.rename("SELECT dlock_listen($1, $2), $2 AND pg_try_advisory_lock($1)"), inbox, first)
 		cancel()
 		if err != nil {
 			return err
@@ -270,13 +266,6 @@ func (p *post) greet(ctx context.Context, c *pgx.Conn, channel string) error {
 		return errDeaf
 	}
 	return err
-}
-
-// hangUp ends a session. If the server does not hear it, it ends the session itself.
-func hangUp(c *pgx.Conn) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	_ = c.Close(ctx)
 }
 
 // read delivers what comes until a time.

@@ -88,15 +88,13 @@ func open(db source, none bool, opts []Option) *Locker {
 	}
 	l.statement = l.rename(statement)
 	l.lanes = lanes.New(lanes.Settings[struct{}, call, result]{
-		Send:       l.send,
-		Route:      func(context.Context, call, bool) (r struct{}) { return r },
-		Rank:       call.rank,
-		Failed:     func(r result) bool { return r.err != nil },
-		Fail:       cut,
-		Limit:      callLimit,
-		Lanes:      2,
-		MaxLanes:   2,
-		MaxFlights: 4,
+		Send:   l.send,
+		Route:  func(context.Context, call, bool) (r struct{}) { return r },
+		Rank:   call.rank,
+		Failed: func(r result) bool { return r.err != nil },
+		Fail:   cut,
+		Limit:  callLimit,
+		Lanes:  2, MaxLanes: 2, MaxFlights: 4,
 	})
 	l.post.init(l)
 	return l
@@ -229,16 +227,13 @@ func (l *Locker) TryAcquireSet(ctx context.Context, set []dlock.Acquisition) ([]
 // Close ends the waits in progress, with [dlock.ErrClosed], and closes the connection for notifications. Later calls fail
 // with ErrClosed. Calls that nobody waits for any more are given up after a second. The pool belongs to who opened it.
 func (l *Locker) Close() error {
-	defer time.AfterFunc(closeLimit, l.lanes.Cut).Stop()
+	defer time.AfterFunc(time.Second, l.lanes.Cut).Stop()
 	l.post.close()
 	l.lanes.Close(dlock.ErrClosed)
 	return nil
 }
 
-const (
-	callLimit  = 10 * time.Second
-	closeLimit = time.Second
-)
+const callLimit = 10 * time.Second // without the ctx of a caller
 
 // check refuses what the table could not hold or the statements would misread.
 func (l *Locker) check(ctx context.Context, c call) error {
@@ -257,6 +252,8 @@ func (l *Locker) check(ctx context.Context, c call) error {
 		return invalid("TTL %v: less than 1ms", c.ttl)
 	case l.post.closed():
 		return &dlock.NoEffectError{Err: dlock.ErrClosed}
+	case c.op == enqueue && l.unqueued:
+		return errors.ErrUnsupported
 	}
 	return nil
 }

@@ -32,9 +32,6 @@ func (l *Locker) Acquire(ctx context.Context, key, token string, ttl time.Durati
 	if err := l.check(ctx, w.call); err != nil {
 		return dlock.Attempt{}, err
 	}
-	if l.unqueued {
-		return dlock.Attempt{}, errors.ErrUnsupported
-	}
 	if !l.post.join(w) {
 		return dlock.Attempt{}, &dlock.NoEffectError{Err: dlock.ErrClosed}
 	}
@@ -99,6 +96,9 @@ func (w *wait) run() (a dlock.Attempt, err error) {
 		case <-w.next:
 			w.send()
 		}
+	}
+	if a.Acquired && context.Cause(w.stop) == dlock.ErrReleased {
+		return w.end(dlock.ErrReleased)
 	}
 	return a, err
 }

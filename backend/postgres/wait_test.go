@@ -54,6 +54,22 @@ func TestAnotherServersClockDatesNothing(t *testing.T) {
 	require.True(t, w.calling)
 }
 
+// A token that was released is not granted, though a message says so.
+func TestReleasedBesideAGrant(t *testing.T) {
+	for range 30 { // as select draws
+		w := &wait{
+			ctx: t.Context(), last: result{box: 1, sent: time.Now()}, mail: make(chan message, 1),
+			calling: true, withdraw: func() bool { return true },
+		}
+		w.stop, w.quit = context.WithCancelCause(t.Context())
+		w.tell(message{box: 1, made: 1})
+		w.quit(dlock.ErrReleased)
+		a, err := w.run()
+		require.False(t, a.Acquired)
+		require.ErrorIs(t, err, dlock.ErrReleased)
+	}
+}
+
 // A mute source has a server that is told what to answer.
 type mute struct {
 	away
