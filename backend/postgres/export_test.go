@@ -21,7 +21,7 @@ func AwaitInbox(l *Locker) {
 	}
 }
 
-// Deafen has a Locker listen in another database, where it hears nothing.
+// Deafen has a Locker listen in another database, where it hears only what is for another.
 func Deafen(l *Locker, dsn string) { l.db = deaf{l.db, dsn} }
 
 type deaf struct {
@@ -29,7 +29,13 @@ type deaf struct {
 	dsn string
 }
 
-func (d deaf) dial(ctx context.Context) (*pgx.Conn, error) { return pgx.Connect(ctx, d.dsn) }
+func (d deaf) dial(ctx context.Context) (*pgx.Conn, error) {
+	c, err := pgx.Connect(ctx, d.dsn)
+	if err == nil {
+		_, err = c.Exec(ctx, "LISTEN other; NOTIFY other")
+	}
+	return c, err
+}
 
 // Attempts makes attempts in one statement.
 func Attempts(l *Locker, keys ...string) error {

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,12 +17,10 @@ import (
 )
 
 const (
-	alivePeriod = 2 * time.Second // it counts as dead after 5 s without a word
-	aliveLimit  = 5 * time.Second
+	alivePeriod = 2 * time.Second  // it counts as dead after 5 s without a word
 	idleAfter   = 10 * time.Second // without a wait, the connection is closed
 	helloLimit  = 2 * time.Second  // for a notification to itself
-	deafPause   = time.Minute      // before the next try if notifications do not arrive
-	maxPause    = 5 * time.Second  // otherwise
+	deafPause   = time.Minute      // before the next try if notifications do not arrive; otherwise up to 5 s
 	maxLeft     = 16384
 )
 
@@ -166,11 +165,11 @@ func (p *post) missing(box int64) error {
 	return nil
 }
 
-// deliver gives a wait its message.
-func (p *post) deliver(inbox int64, payload string) {
+// deliver gives a wait its message. A user's AfterConnect may listen to other channels.
+func (p *post) deliver(inbox int64, to, payload string) {
 	var number int64
 	m := message{box: inbox}
-	if _, err := fmt.Sscan(payload, &number, &m.fence, &m.since, &m.made); err != nil {
+	if _, err := fmt.Sscan(payload, &number, &m.fence, &m.since, &m.made); err != nil || to != channel(inbox) {
 		return
 	}
 	p.mu.Lock()
@@ -198,7 +197,7 @@ func (p *post) idle(d time.Duration) bool {
 
 // listen keeps a connection open that listens, until nobody waits.
 func (p *post) listen() {
-	for pause := retryPause; ; pause = min(2*pause, maxPause) {
+	for pause := retryPause; ; pause = min(2*pause, 5*time.Second) {
 		err := p.hear()
 		if err == nil || p.closed() {
 			return
@@ -233,7 +232,7 @@ func (p *post) hear() error {
 	}
 	for first := true; !p.idle(idleAfter); first = false {
 		said := time.Now()
-		ctx, cancel := context.WithTimeout(p.open, aliveLimit)
+		ctx, cancel := context.WithTimeout(p.open, 5*time.Second)
 		_, err := c.Exec(ctx, p.l.rename("SELECT dlock_listen($1, $2), $2 AND pg_try_advisory_lock($1)"), inbox, first)
 		cancel()
 		if err != nil {
@@ -259,13 +258,16 @@ func (p *post) greet(ctx context.Context, c *pgx.Conn, channel string) error {
 	if _, err := p.l.query(ctx, "SELECT 0 FROM pg_notify($1, 'hello')", channel); err != nil { // over another connection
 		return err
 	}
-	hello, cancel := context.WithTimeout(p.open, helloLimit)
+	hello, cancel := context.WithTimeoutCause(p.open, helloLimit, errDeaf)
 	defer cancel()
-	_, err := c.WaitForNotification(hello)
-	if err != nil && hello.Err() != nil && !p.closed() {
-		return errDeaf
+	for heard := false; !heard; { // a pooler may pass on what is for another: one whose LISTEN it has sent to the same session
+		n, err := c.WaitForNotification(hello)
+		if err != nil {
+			return cmp.Or(context.Cause(hello), err)
+		}
+		heard = n.Channel == channel
 	}
-	return err
+	return nil
 }
 
 // read delivers what comes until a time.
@@ -275,9 +277,8 @@ func (p *post) read(c *pgx.Conn, inbox int64, until time.Time) error {
 	for {
 		n, err := c.WaitForNotification(ctx)
 		switch {
-		case err == nil && n.Channel == channel(inbox): // a user's AfterConnect may listen to others
-			p.deliver(inbox, n.Payload)
 		case err == nil:
+			p.deliver(inbox, n.Channel, n.Payload)
 		case ctx.Err() != nil && !p.closed() && !c.IsClosed():
 			return nil
 		default:

@@ -101,10 +101,10 @@ func TestWhatAWaitLeaves(t *testing.T) {
 		release <- io.EOF
 		require.ErrorIs(t, <-released, io.EOF)
 		time.Sleep(time.Hour)
-		l.post.deliver(1, "1 2 3 4")
+		l.post.deliver(1, "dlock_1", "1 2 3 4")
 		release = <-m.calls
 		release <- io.EOF
-		l.post.deliver(1, "1 2 3 4")
+		l.post.deliver(1, "dlock_1", "1 2 3 4")
 		synctest.Wait()
 		require.Empty(t, m.calls)
 	})
