@@ -38,7 +38,7 @@ const (
 // A result is what it answers. Times of the server are in µs.
 type result struct {
 	err          error
-	sent         time.Time // of a wait's call, as
+	sent         time.Time // when the call of a wait was
 	box          int64     // the inbox that it has named
 	verdict      int
 	fence        int64

@@ -21,7 +21,7 @@ const (
 	idleAfter   = 10 * time.Second // without a wait, the connection is closed
 	helloLimit  = 2 * time.Second  // for a notification to itself
 	deafPause   = time.Minute      // before the next try if notifications do not arrive; otherwise up to 5 s
-	maxLeft     = 16384
+	maxLeft     = 16384            // waits that are over are remembered
 )
 
 // A post has the waits of a Locker, and the connection that listens for them, which is open while there are any.
