@@ -64,7 +64,8 @@
 // on. Behind PgBouncer older than 1.21, statements are not prepared, which the Locker finds out, too.
 //
 // In PostgreSQL, transactions that notify commit one after the other. That limits handovers to waiters, not calls without
-// waiters, which notify nobody.
+// waiters, which notify nobody. If a session that listens sits in a transaction until the queue of NOTIFY is nearly full, a
+// release notifies nobody, either: the waiter finds that it has the key within about two seconds.
 //
 // # What survives what
 //

@@ -82,8 +82,10 @@ BEGIN
 	DELETE FROM dlock_queue q WHERE q.key = d.key AND q.token = w.token;
 	-- Made at 0, a message has the waiter look, which waits for the standbys: this transaction does not if its session is ended
 	-- while it waits, or its call is given up.
-	PERFORM pg_notify('dlock_' || w.inbox, concat_ws(' ', w.number, d.fence, dlock_us(d.expires) - w.ttl * 1000,
-		CASE WHEN current_setting('synchronous_standby_names') = '' THEN dlock_us(at) ELSE 0 END));
+	IF pg_notification_queue_usage() < 0.9 THEN -- when it is full, no transaction that notifies can commit
+		PERFORM pg_notify('dlock_' || w.inbox, concat_ws(' ', w.number, d.fence, dlock_us(d.expires) - w.ttl * 1000,
+			CASE WHEN current_setting('synchronous_standby_names') = '' THEN dlock_us(at) ELSE 0 END));
+	END IF;
 	RETURN w.token;
 END $$;
 

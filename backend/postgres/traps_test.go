@@ -124,6 +124,25 @@ func TestListenerIsEnded(t *testing.T) {
 	gives(t, b, "key", "waiter")
 }
 
+// While no transaction that notifies could commit, a release hands the key over all the same.
+func TestQueueOfNotifyIsFull(t *testing.T) {
+	server := fresh(t)
+	p := pool(t, server)
+	edit(t, server, `CREATE FUNCTION public.pg_notification_queue_usage() RETURNS float8 LANGUAGE sql AS 'SELECT 0.95::float8';
+		CREATE FUNCTION public.pg_notify(text, text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE 'too many notifications' USING ERRCODE = '54000'; END $$`)
+	l := tuned(t, server, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = "public, pg_catalog" })
+	takes(t, l, "key", "holder")
+	waiter := open(t, server)
+	takes(t, waiter, "warm", "holder")
+	queues(t, waiter, "warm", "waiter") // it listens before the next one queues
+	granted := queues(t, waiter, "key", "waiter")
+	require.Eventually(t, func() bool {
+		return scalar[int](t, p, "SELECT count(*) FROM dlock_queue WHERE inbox <> 0") == 2
+	}, 10*time.Second, 5*time.Millisecond)
+	gives(t, l, "key", "holder")
+	require.NoError(t, <-granted)
+}
+
 // While the server is silent, Close does not wait for the calls that nobody waits for any more.
 func TestCloseWithASilentServer(t *testing.T) {
 	server := sqltest.Start(t)
