@@ -131,6 +131,44 @@ func blocked(t *testing.T, p *pgxpool.Pool, key string, f func() error, then fun
 	return <-done
 }
 
+// A renewal that waits for a locked row until the lease has ended does not revive it.
+func TestRenewalWaitsTooLong(t *testing.T) {
+	server := fresh(t)
+	l, p := open(t, server), pool(t, server)
+	a, err := l.TryAcquire(t.Context(), "key", "x", time.Second)
+	require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
+	var held bool
+	err = blocked(t, p, "key", func() (err error) { held, err = l.Renew(t.Context(), "key", "x", time.Minute); return err }, func(do func(string)) {
+		do("SELECT pg_sleep(0.01 + extract(epoch FROM expires - clock_timestamp())) FROM dlock")
+	})
+	require.NoError(t, err)
+	require.False(t, held)
+}
+
+// A session that made its plans while the tables were small reads no table from end to end.
+func TestPlansForGrowth(t *testing.T) {
+	server := fresh(t)
+	p := pool(t, server)
+	edit(t, server, "SELECT dlock_listen(1, true)")
+	edit(t, server, "VACUUM ANALYZE dlock, dlock_queue, dlock_inbox")
+	tx, err := p.Begin(t.Context())
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	for i := range 20 { // it keeps a plan after five calls
+		for _, op := range []string{"A", "Q", "C", "I", "N", "R", "R", "A"} {
+			_, err := tx.Exec(t.Context(), "SELECT dlock_call($1::text::\"char\", int4send($2), int4send(n), 60000, 1, 1, 0, NULL, 64) FROM unnest(ARRAY[1, 2]) AS n", op, i)
+			require.NoError(t, err)
+		}
+		_, err := tx.Exec(t.Context(), "SELECT dlock_set(ARRAY[int4send($1), 's'], ARRAY['x'::bytea, 'x'], ARRAY[1, 1::bigint])", i+100)
+		require.NoError(t, err)
+	}
+	for _, table := range []string{"dlock", "dlock_queue", "dlock_inbox"} {
+		var scans int
+		require.NoError(t, tx.QueryRow(t.Context(), "SELECT pg_stat_get_xact_numscans($1::text::regclass)", table).Scan(&scans))
+		require.Zero(t, scans, table)
+	}
+}
+
 // A set locks rows in the order of their keys, also those that it creates.
 func TestSetLocksInOrder(t *testing.T) {
 	server := fresh(t)
