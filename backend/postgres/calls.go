@@ -120,7 +120,10 @@ func (l *Locker) send(ctx context.Context, calls []call, results []result) {
 		return rows.Scan(&r.verdict, &r.fence, &r.holder, &r.remaining, &r.since, &r.clock, &r.ticket, &r.ahead)
 	}, ops, keys, tokens, ttls, boxes, numbers, tickets, patience)
 	for i := range results {
-		results[i].err, results[i].sent = err, sent
+		if err != nil { // which takes back what the calls before it answered
+			results[i] = result{err: err}
+		}
+		results[i].sent = sent
 	}
 }
 
@@ -157,8 +160,8 @@ var needed = map[string]form{"26000": unprepared, "42P05": unprepared, "DL001": 
 
 func (f form) query(ctx context.Context, c *pgx.Conn, sql string, scan func(pgx.Rows) error, args []any) error {
 	run := func(query func(context.Context, string, ...any) (pgx.Rows, error)) error {
-		if f&unprepared != 0 {
-			args = append([]any{pgx.QueryExecModeExec}, args...)
+		if f&unprepared != 0 { // and answers in binary: text depends on bytea_output
+			args = append([]any{pgx.QueryExecModeCacheDescribe}, args...)
 		}
 		rows, err := query(ctx, sql, args...)
 		return each(rows, err, scan)

@@ -281,6 +281,8 @@ func (l *Locker) check(c call) error {
 		err = invalid("key of %d bytes: longer than 1024", len(c.key))
 	case c.token == "":
 		err = invalid("token: empty")
+	case c.op == enqueue && len(c.token) > 1024: // the index of the queue would refuse it, and all calls of the statement
+		err = invalid("token of %d bytes: longer than 1024", len(c.token))
 	case c.ttl < time.Millisecond || c.ttl > maxTTL:
 		err = invalid("TTL %v: not between 1ms and 365 days", c.ttl)
 	case l.post.closed():

@@ -120,8 +120,8 @@ BEGIN
 	IF current_setting('transaction_isolation') <> 'read committed' THEN -- a snapshot would hide what others do meanwhile
 		RAISE 'the isolation level is not READ COMMITTED' USING ERRCODE = 'DL001';
 	END IF;
-	IF op = 'C' AND pg_is_in_recovery() THEN -- it is behind, and its clock may be another
-		RAISE 'a standby takes no check-ins' USING ERRCODE = 'read_only_sql_transaction';
+	IF op IN ('C', 'I') AND pg_is_in_recovery() THEN -- it is behind, and its clock may be another
+		RAISE 'a standby is not asked' USING ERRCODE = 'read_only_sql_transaction';
 	END IF;
 	verdict := 0; fence := 0; holder := ''; remaining := 0; since := 0; clock := 0; ticket := 0; ahead := 0;
 	IF op IN ('C', 'I') THEN -- most only read

@@ -261,6 +261,9 @@ func TestModes(t *testing.T) {
 						c.MaxConns = 1
 						c.ConnConfig.DefaultQueryExecMode = mode
 						c.ConnConfig.RuntimeParams["default_transaction_isolation"] = level
+						if mode < pgx.QueryExecModeExec { // which the answers to the other two depend on
+							c.ConnConfig.RuntimeParams["bytea_output"] = "escape"
+						}
 						if forgets {
 							c.PrepareConn = func(ctx context.Context, c *pgx.Conn) (bool, error) {
 								_, err := c.Exec(ctx, "DEALLOCATE ALL")
