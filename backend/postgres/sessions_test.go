@@ -288,6 +288,47 @@ func TestModes(t *testing.T) {
 	}
 }
 
+// A paused host stops before it commits.
+type pausedHost struct{ paused, resumed chan struct{} }
+
+func (h pausedHost) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	if q.SQL == "commit" {
+		h.paused <- struct{}{}
+		<-h.resumed
+	}
+	return ctx
+}
+
+func (pausedHost) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// A host that is lost before it commits leaves no key locked for long.
+func TestHostIsLostInTransaction(t *testing.T) {
+	server := fresh(t)
+	h := pausedHost{make(chan struct{}), make(chan struct{})}
+	l := tuned(t, server, func(c *pgxpool.Config) {
+		c.MaxConns = 1
+		c.ConnConfig.Tracer = h
+		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "repeatable read"
+		c.PrepareConn = func(ctx context.Context, c *pgx.Conn) (bool, error) {
+			_, err := c.Exec(ctx, "DEALLOCATE ALL")
+			return true, err
+		}
+	})
+	done := make(chan error, 1)
+	go func() {
+		for err := error(nil); err == nil; { // the second call shows the pooler
+			_, err = l.TryAcquire(t.Context(), "key", "x", time.Minute)
+			done <- err
+		}
+	}()
+	require.NoError(t, <-done)
+	<-h.paused
+	held, err := open(t, server).Release(t.Context(), "key", "x")
+	require.True(t, held && err == nil, "%v, %v", held, err)
+	close(h.resumed)
+	require.Error(t, <-done)
+}
+
 // With a new session that listens, the dead go, but for those that another session has locked.
 func TestDeadInboxesGo(t *testing.T) {
 	server := fresh(t)
