@@ -155,13 +155,16 @@ const (
 // needed says which form the server asks for with an error before it has done anything.
 var needed = map[string]form{"26000": unprepared, "42P05": unprepared, "DL001": transaction}
 
+// begin has the server end the session if this host is lost before it commits: nobody else would soon unlock the rows.
+const begin = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '3s'"
+
 func (f form) query(ctx context.Context, c *pgx.Conn, sql string, args []any) (answers []result, err error) {
 	read := func(rows pgx.Rows, _ error) error { // it is in rows, too
 		answers, err = pgx.CollectRows(rows, scan)
 		return err
 	}
-	if f&unprepared != 0 {
-		args = append([]any{pgx.QueryExecModeExec}, args...)
+	if f&unprepared != 0 { // and answers in binary: text depends on bytea_output
+		args = append([]any{pgx.QueryExecModeCacheDescribe}, args...)
 	}
 	switch f {
 	case transaction: // in one round trip
@@ -171,7 +174,7 @@ func (f form) query(ctx context.Context, c *pgx.Conn, sql string, args []any) (a
 		all.Queue("COMMIT")
 		err = c.SendBatch(ctx, &all).Close()
 	case transaction | unprepared: // pgx prepares batches
-		err = pgx.BeginTxFunc(ctx, c, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		err = pgx.BeginTxFunc(ctx, c, pgx.TxOptions{BeginQuery: begin}, func(tx pgx.Tx) error {
 			return read(tx.Query(ctx, sql, args...))
 		})
 	default:

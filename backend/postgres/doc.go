@@ -17,7 +17,7 @@
 // [Locker.CreateTable]. [Locker.Schema] returns it for other names.
 //
 // Table dlock has a row for each key: the holder's token, the end of the lease, and the fence of the latest grant. Keys and
-// tokens are bytea, which is compared byte by byte. A row stays when its lease has ended, to remember the fence. Statements
+// tokens are bytea, which is compared byte by byte. The token of a waiter has at most 1,024 bytes. A row stays when its lease has ended, to remember the fence. Statements
 // that create rows delete others, about two for each, that nobody has used since the day before yesterday. So the table has
 // the keys of about two days, and nobody has to clean it.
 //

@@ -248,6 +248,8 @@ func (l *Locker) check(ctx context.Context, c call) error {
 		return invalid("key of %d bytes: longer than 1024", len(c.key))
 	case c.token == "":
 		return invalid("token: empty")
+	case c.op == enqueue && len(c.token) > 1024: // the index of the queue would refuse it, and all calls of the statement
+		return invalid("token of %d bytes: longer than 1024", len(c.token))
 	case c.ttl < time.Millisecond:
 		return invalid("TTL %v: less than 1ms", c.ttl)
 	case l.post.closed():

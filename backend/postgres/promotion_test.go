@@ -90,6 +90,8 @@ func TestWhatAPromotionLoses(t *testing.T) {
 					return scalar[int](t, pool(t, p.standby.Addr), "SELECT count(*) FROM dlock") == 1
 				}, time.Minute, 10*time.Millisecond)
 			}
+			_, err := open(t, p.standby.Addr).Inspect(t.Context(), "before")
+			require.ErrorContains(t, err, "25006", "it is behind")
 			p.link.Refuse()
 			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 			defer cancel()

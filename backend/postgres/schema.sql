@@ -103,10 +103,13 @@ END $$;
 -- The verdict is 1 for "yes": granted, renewed, released; 2 if C finds a grant, 3 if the token is in the queue, 4 if C
 -- does not find it there; otherwise 0. Times are in µs; since is the end of the lease less the TTL after 2, and when
 -- the holder got the key otherwise.
+--
+-- A session keeps the plans of its functions. One that was made for a small table would read all of it when it has grown:
+-- so there are no sequential scans.
 CREATE FUNCTION dlock_call(op "char", k bytea, t bytea, ttl bigint, box bigint, num bigint, place bigint, patience bigint, clean bigint,
 	OUT verdict int, OUT fence bigint, OUT holder bytea, OUT remaining bigint, OUT since bigint, OUT clock bigint,
 	OUT ticket bigint, OUT ahead bigint)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
 	d dlock;
 	at timestamptz;
@@ -119,8 +122,8 @@ BEGIN
 	IF current_setting('transaction_isolation') <> 'read committed' THEN -- a snapshot would hide what others do meanwhile
 		RAISE 'the isolation level is not READ COMMITTED' USING ERRCODE = 'DL001';
 	END IF;
-	IF op = 'C' AND pg_is_in_recovery() THEN -- it is behind, and its clock may be another
-		RAISE 'a standby takes no check-ins' USING ERRCODE = 'read_only_sql_transaction';
+	IF op IN ('C', 'I') AND pg_is_in_recovery() THEN -- it is behind, and its clock may be another
+		RAISE 'a standby is not asked' USING ERRCODE = 'read_only_sql_transaction';
 	END IF;
 	verdict := 0; fence := 0; holder := ''; remaining := 0; since := 0; clock := 0; ticket := 0; ahead := 0;
 	IF op IN ('C', 'I') THEN -- most only read
@@ -139,6 +142,9 @@ BEGIN
 				WHERE NOT EXISTS (SELECT FROM dlock_queue q WHERE q.key = k) ON CONFLICT DO NOTHING;
 				fence := dlock_us(at);
 			ELSE -- and a lease that has not ended
+				IF op = 'N' THEN -- an UPDATE that has waited for a lock does not look at the clock again
+					PERFORM FROM dlock WHERE key = k FOR UPDATE;
+				END IF;
 				UPDATE dlock SET token = CASE op WHEN 'N' THEN t END,
 					expires = CASE op WHEN 'N' THEN greatest(expires, clock_timestamp() + lease) ELSE clock_timestamp() END
 				WHERE op IN ('N', 'R') AND key = k AND token = t AND expires > clock_timestamp();
@@ -227,7 +233,7 @@ END $$;
 -- dlock_set takes all keys, or none if one is held by another token or has a queue.
 CREATE FUNCTION dlock_set(ks bytea[], ts bytea[], ttls bigint[],
 	OUT verdict int, OUT fence bigint, OUT holder bytea, OUT remaining bigint, OUT since bigint)
-RETURNS SETOF record LANGUAGE plpgsql AS $$
+RETURNS SETOF record LANGUAGE plpgsql SET enable_seqscan = off AS $$
 DECLARE
 	at timestamptz;
 	d dlock;

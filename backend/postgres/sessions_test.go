@@ -131,6 +131,44 @@ func blocked(t *testing.T, p *pgxpool.Pool, key string, f func() error, then fun
 	return <-done
 }
 
+// A renewal that waits for a locked row until the lease has ended does not revive it.
+func TestRenewalWaitsTooLong(t *testing.T) {
+	server := fresh(t)
+	l, p := open(t, server), pool(t, server)
+	a, err := l.TryAcquire(t.Context(), "key", "x", time.Second)
+	require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
+	var held bool
+	err = blocked(t, p, "key", func() (err error) { held, err = l.Renew(t.Context(), "key", "x", time.Minute); return err }, func(do func(string)) {
+		do("SELECT pg_sleep(0.01 + extract(epoch FROM expires - clock_timestamp())) FROM dlock")
+	})
+	require.NoError(t, err)
+	require.False(t, held)
+}
+
+// A session that made its plans while the tables were small reads no table from end to end.
+func TestPlansForGrowth(t *testing.T) {
+	server := fresh(t)
+	p := pool(t, server)
+	edit(t, server, "SELECT dlock_listen(1, true)")
+	edit(t, server, "VACUUM ANALYZE dlock, dlock_queue, dlock_inbox")
+	tx, err := p.Begin(t.Context())
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	for i := range 20 { // it keeps a plan after five calls
+		for _, op := range []string{"A", "Q", "C", "I", "N", "R", "R", "A"} {
+			_, err := tx.Exec(t.Context(), "SELECT dlock_call($1::text::\"char\", int4send($2), int4send(n), 60000, 1, 1, 0, NULL, 64) FROM unnest(ARRAY[1, 2]) AS n", op, i)
+			require.NoError(t, err)
+		}
+		_, err := tx.Exec(t.Context(), "SELECT dlock_set(ARRAY[int4send($1), 's'], ARRAY['x'::bytea, 'x'], ARRAY[1, 1::bigint])", i+100)
+		require.NoError(t, err)
+	}
+	for _, table := range []string{"dlock", "dlock_queue", "dlock_inbox"} {
+		var scans int
+		require.NoError(t, tx.QueryRow(t.Context(), "SELECT pg_stat_get_xact_numscans($1::text::regclass)", table).Scan(&scans))
+		require.Zero(t, scans, table)
+	}
+}
+
 // A set locks rows in the order of their keys, also those that it creates.
 func TestSetLocksInOrder(t *testing.T) {
 	server := fresh(t)
@@ -223,6 +261,9 @@ func TestModes(t *testing.T) {
 						c.MaxConns = 1
 						c.ConnConfig.DefaultQueryExecMode = mode
 						c.ConnConfig.RuntimeParams["default_transaction_isolation"] = level
+						if mode < pgx.QueryExecModeExec { // which the answers to the other two depend on
+							c.ConnConfig.RuntimeParams["bytea_output"] = "escape"
+						}
 						if forgets {
 							c.PrepareConn = func(ctx context.Context, c *pgx.Conn) (bool, error) {
 								_, err := c.Exec(ctx, "DEALLOCATE ALL")
@@ -245,6 +286,47 @@ func TestModes(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A paused host stops before it commits.
+type pausedHost struct{ paused, resumed chan struct{} }
+
+func (h pausedHost) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	if q.SQL == "commit" {
+		h.paused <- struct{}{}
+		<-h.resumed
+	}
+	return ctx
+}
+
+func (pausedHost) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// A host that is lost before it commits leaves no key locked for long.
+func TestHostIsLostInTransaction(t *testing.T) {
+	server := fresh(t)
+	h := pausedHost{make(chan struct{}), make(chan struct{})}
+	l := tuned(t, server, func(c *pgxpool.Config) {
+		c.MaxConns = 1
+		c.ConnConfig.Tracer = h
+		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "repeatable read"
+		c.PrepareConn = func(ctx context.Context, c *pgx.Conn) (bool, error) {
+			_, err := c.Exec(ctx, "DEALLOCATE ALL")
+			return true, err
+		}
+	})
+	done := make(chan error, 1)
+	go func() {
+		for err := error(nil); err == nil; { // the second call shows the pooler
+			_, err = l.TryAcquire(t.Context(), "key", "x", time.Minute)
+			done <- err
+		}
+	}()
+	require.NoError(t, <-done)
+	<-h.paused
+	held, err := open(t, server).Release(t.Context(), "key", "x")
+	require.True(t, held && err == nil, "%v, %v", held, err)
+	close(h.resumed)
+	require.Error(t, <-done)
 }
 
 // With a new session that listens, the dead go, but for those that another session has locked.

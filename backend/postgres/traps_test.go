@@ -4,6 +4,7 @@ package postgres_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
@@ -90,6 +91,7 @@ func TestRolledBack(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			takes(t, open(t, server), name, "holder")
+			takes(t, open(t, server), "before "+name, "holder")
 			tx, err := admin.Begin(t.Context())
 			require.NoError(t, err)
 			defer tx.Rollback(context.Background())
@@ -99,6 +101,12 @@ func TestRolledBack(t *testing.T) {
 			_, err = l.Release(t.Context(), name, "holder")
 			require.ErrorContains(t, err, of.code)
 			require.True(t, dlock.NoEffect(err), "%v", err)
+			batch := []dlock.Renewal{{Key: "before " + name, Token: "holder", TTL: time.Hour}, {Key: name, Token: "holder", TTL: time.Hour}}
+			results, err := l.RenewBatch(t.Context(), batch)
+			require.NoError(t, err)
+			for _, r := range results {
+				require.False(t, r.Held || r.Err == nil, "%+v", r)
+			}
 			require.NoError(t, tx.Rollback(t.Context()))
 			h, err := l.Inspect(t.Context(), name)
 			require.NoError(t, err)
@@ -227,6 +235,22 @@ func TestSQL(t *testing.T) {
 	cancel()
 	_, err := l.TryAcquire(ctx, "key", "x", time.Minute)
 	require.True(t, errors.Is(err, context.Canceled))
+}
+
+// The index of the queue takes no token of any length: one that is too long spoils no statement of others.
+func TestLongTokens(t *testing.T) {
+	server := fresh(t)
+	l, token := open(t, server), rand.Text()
+	for len(token) < 1024 {
+		token += rand.Text()
+	}
+	key := token[:1024]
+	takes(t, l, key, token+token)
+	_, err := l.Acquire(t.Context(), key, token+token, time.Minute)
+	require.ErrorIs(t, err, dlock.ErrInvalid)
+	granted := queues(t, l, key, token[:1024])
+	gives(t, l, key, token+token)
+	require.NoError(t, <-granted)
 }
 
 // A Client hears of a wait that cannot be notified, and counts it. The wait is served.
