@@ -12,7 +12,8 @@
 //
 // There is no WithTx, which would take a lock in the transaction of the rows. A lease has to be committed before the work
 // begins, for others to see it and for a renewal to extend it. In an open transaction, all who ask for the key would wait
-// for its row until the end, and so would the calls that travel with theirs. A lock that ends with a transaction needs no package: SELECT … FOR UPDATE locks a row until then.
+// for its row until the end, and so would the calls that travel with theirs. A lock that ends with a transaction needs no
+// package: SELECT … FOR UPDATE locks a row until then.
 //
 // # What is stored
 //
