@@ -69,17 +69,22 @@ func (l *Locker) TryAcquire(ctx context.Context, key, token string, ttl time.Dur
 // Renew implements [dlock.Locker].
 func (l *Locker) Renew(ctx context.Context, key, token string, ttl time.Duration) (bool, error) {
 	return l.call(ctx, key, token, ttl, func(held *lease, now int64) bool {
+		if string(held.Token) != token {
+			return false
+		}
 		held.Expires = max(held.Expires, now+ttl.Nanoseconds())
-		return string(held.Token) == token
+		return true
 	})
 }
 
 // Release implements [dlock.Locker].
 func (l *Locker) Release(ctx context.Context, key, token string) (bool, error) {
 	return l.call(ctx, key, token, time.Millisecond, func(held *lease, _ int64) bool {
-		holds := string(held.Token) == token
+		if string(held.Token) != token {
+			return false
+		}
 		*held = lease{Fence: held.Fence}
-		return holds
+		return true
 	})
 }
 
