@@ -18,7 +18,7 @@
 // While the store keeps its data, nobody else is granted the lock before the holder's deadline, and the
 // holder learns of a loss by then. A process that was paused may still write later: if two holders at
 // once would cost money, write in transactions of package fence. The backends are the packages below
-// backend: goredis, rueidis, redigo, redlock, and memory for tests.
+// backend: goredis, rueidis, redigo, redlock, postgres, and memory for tests.
 //
 // # Options
 //

@@ -6,6 +6,7 @@
 //   - [github.com/dlock-go/dlock/backend/rediscore] is what these three share, and what a
 //     backend for another Redis library needs.
 //   - [github.com/dlock-go/dlock/backend/redlock] makes one lock of several independent stores.
+//   - [github.com/dlock-go/dlock/backend/postgres], a module of its own, keeps leases in PostgreSQL.
 //   - [github.com/dlock-go/dlock/backend/memory] keeps leases in the memory of one process.
 //   - [github.com/dlock-go/dlock/backend/breaker] is a circuit breaker around any of them.
 //

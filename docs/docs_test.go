@@ -131,7 +131,7 @@ var quoted = regexp.MustCompile("(?s)<!-- quoted: (\\S+) -->\n```\\w+\n(.*?)\n``
 
 // TestQuotes: what pages quote is in the code that is tested. The value is what has such a mark on a page.
 func TestQuotes(t *testing.T) {
-	for page, marked := range map[string]string{"coming-from.md": "```go", "writing-a-backend.md": "<!-- quoted"} {
+	for page, marked := range map[string]string{"coming-from.md": "```go", "command.md": "```go", "writing-a-backend.md": "<!-- quoted"} {
 		text := contentOf(t, page)
 		found := quoted.FindAllStringSubmatch(text, -1)
 		require.Len(t, found, strings.Count(text, marked), page)

@@ -8,8 +8,12 @@
 //	locks := dlock.New(locker)
 //
 // If the lock and the rows that it protects are in one database, package [github.com/dlock-go/dlock/fence] makes the
-// writes safe, too; see the example. A lock in the transaction of the rows needs no package: SELECT … FOR UPDATE locks a
-// row until the transaction ends.
+// writes safe, too; see the example: a transaction that changes rows checks that no later holder has been there.
+//
+// There is no WithTx, which would take a lock in the transaction of the rows. A lease has to be committed before the work
+// begins, for others to see it and for a renewal to extend it. In an open transaction, all who ask for the key would wait
+// for its row until the end, and so would the calls that travel with theirs. A lock that ends with a transaction needs no
+// package: SELECT … FOR UPDATE locks a row until then.
 //
 // # What is stored
 //

@@ -113,6 +113,34 @@ func TestWhatAPromotionLoses(t *testing.T) {
 	}
 }
 
+// A crash loses what was not on the disk. With synchronous_commit=on, that is nothing that was answered.
+func TestWhatACrashLoses(t *testing.T) {
+	server := sqltest.Start(t)
+	require.NoError(t, open(t, server.Addr).CreateTable(t.Context()))
+	admin := pool(t, server.Addr)
+	const writer = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'"
+	for _, commit := range []string{"on", "off"} {
+		for _, sql := range []string{"ALTER SYSTEM SET synchronous_commit = " + commit, "SELECT pg_reload_conf()"} {
+			_, err := admin.Exec(t.Context(), sql)
+			require.NoError(t, err)
+		}
+		require.Eventually(t, func() bool { return scalar[string](t, admin, "SHOW synchronous_commit") == commit }, time.Minute, time.Millisecond)
+		pid, now := scalar[int](t, admin, writer), 0
+		require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+		a, err := open(t, server.Addr).TryAcquire(t.Context(), commit, "x", time.Minute)
+		require.NoError(t, err)
+		require.NoError(t, syscall.Kill(pid, syscall.SIGKILL)) // the server crashes, and recovers
+		require.Eventually(t, func() bool {
+			err := admin.QueryRow(t.Context(), writer).Scan(&now)
+			return err == nil && now != pid
+		}, time.Minute, 10*time.Millisecond)
+		b, err := open(t, server.Addr).TryAcquire(t.Context(), commit, "y", time.Minute)
+		require.NoError(t, err)
+		require.Equal(t, commit == "off", b.Acquired)
+		require.True(t, b.Holder == "x" || b.Fence > a.Fence)
+	}
+}
+
 // A release that is cut short while it waits for the standby tells the next waiter nothing that a promotion would take back.
 func TestHandoverWithoutTheStandby(t *testing.T) {
 	p := newPair(t, true)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/dlock-go/dlock"
 	"github.com/dlock-go/dlock/backend/postgres"
+	"github.com/dlock-go/dlock/internal/faultproxy"
 	"github.com/dlock-go/dlock/internal/sqltest"
 )
 
@@ -279,5 +280,47 @@ func TestWaitWithoutInbox(t *testing.T) {
 		require.Equal(t, want != "", c.Stats().WaitsWithoutInbox == 1)
 		require.NoError(t, c.Close())
 		require.Empty(t, heard)
+	}
+}
+
+// A statement that has waited for its row decides by the time at which it got it.
+func TestTimeGoesOnWhileAStatementWaits(t *testing.T) {
+	server := fresh(t)
+	l, p := open(t, server), pool(t, server)
+	for name, call := range map[string]func() (bool, error){
+		"renew":   func() (bool, error) { return l.Renew(t.Context(), "renew", "x", time.Minute) },
+		"release": func() (bool, error) { return l.Release(t.Context(), "release", "x") },
+	} {
+		_, err := l.TryAcquire(t.Context(), name, "x", time.Second)
+		require.NoError(t, err)
+		var held bool
+		err = blocked(t, p, name, func() (err error) { held, err = call(); return err }, func(do func(string)) {
+			do(fmt.Sprintf("SELECT pg_sleep_until(expires) FROM dlock WHERE key = '%s'", name))
+		})
+		require.NoError(t, err)
+		require.False(t, held, "%s of a lease that ended while it waited", name)
+	}
+}
+
+// A statement whose answer is lost is not sent again by anybody: the caller hears that the outcome is unknown.
+func TestNothingIsSentTwice(t *testing.T) {
+	server := fresh(t)
+	way, p := proxy(t, server), pool(t, server)
+	l := open(t, way.Addr())
+	edit(t, server, "CREATE TABLE writes (n int); CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO writes VALUES (1); RETURN NULL; END'")
+	edit(t, server, "CREATE TRIGGER note AFTER INSERT OR UPDATE ON dlock FOR EACH ROW EXECUTE FUNCTION note()")
+	for i, call := range []func() (bool, error){
+		func() (bool, error) {
+			a, err := l.TryAcquire(t.Context(), "sole", "x", time.Minute)
+			return a.Acquired, err
+		},
+		func() (bool, error) { return l.Renew(t.Context(), "sole", "x", time.Hour) },
+		func() (bool, error) { return l.Release(t.Context(), "sole", "x") },
+	} {
+		way.DropReply(faultproxy.Contains("sole"), faultproxy.Cut)
+		_, err := call()
+		require.Error(t, err)
+		require.False(t, dlock.NoEffect(err), "%v", err)
+		require.Equal(t, i+1, scalar[int](t, p, "SELECT count(*) FROM writes"))
 	}
 }

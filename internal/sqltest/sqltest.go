@@ -16,7 +16,6 @@ import (
 	"os/user"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -67,11 +66,10 @@ func need(t testing.TB, asked string, start func() (string, error)) string {
 	return addr
 }
 
-// Open returns a database of the PostgreSQL server at addr, and closes it when t ends. The
-// settings are of its sessions, as in "default_transaction_read_only=on".
-func Open(t testing.TB, addr string, settings ...string) *sql.DB {
+// Open returns a database of the PostgreSQL server at addr, and closes it when t ends.
+func Open(t testing.TB, addr string) *sql.DB {
 	t.Helper()
-	db, err := sql.Open("pgx", "postgres://postgres@"+addr+"/postgres?sslmode=disable&"+strings.Join(settings, "&"))
+	db, err := sql.Open(postgreSQL.driver, fmt.Sprintf(postgreSQL.dsn, addr))
 	if err != nil {
 		t.Fatal(err)
 	}
