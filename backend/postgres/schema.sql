@@ -137,39 +137,33 @@ BEGIN
 	IF op <> 'I' AND (op <> 'C' OR ticket = 0) THEN
 		LOOP
 			at := clock_timestamp();
-			IF op IN ('A', 'Q') THEN -- what is usual: a new key
+			IF op IN ('A', 'Q') THEN -- most keys are new
 				INSERT INTO dlock SELECT k, t, at + lease, at, dlock_us(at), at::date
 				WHERE NOT EXISTS (SELECT FROM dlock_queue q WHERE q.key = k) ON CONFLICT DO NOTHING;
-				fence := dlock_us(at);
-			ELSE -- and a lease that has not ended
-				IF op = 'N' THEN -- an UPDATE that has waited for a lock does not look at the clock again
-					PERFORM FROM dlock WHERE key = k FOR UPDATE;
-				END IF;
-				UPDATE dlock SET token = CASE op WHEN 'N' THEN t END,
-					expires = CASE op WHEN 'N' THEN greatest(expires, clock_timestamp() + lease) ELSE clock_timestamp() END
-				WHERE op IN ('N', 'R') AND key = k AND token = t AND expires > clock_timestamp();
-			END IF;
-			IF FOUND THEN
-				verdict := 1;
-				IF clean > chance AND op IN ('A', 'Q') THEN
-					PERFORM dlock_clean(at, greatest(clean, 32), k);
-				END IF;
-				IF op <> 'R' OR NOT EXISTS (SELECT FROM dlock_queue q WHERE q.key = k) THEN
-					RETURN;
-				END IF;
+				EXIT WHEN FOUND;
 			END IF;
 			SELECT * INTO d FROM dlock WHERE key = k FOR UPDATE;
 			at := clock_timestamp();
-			held := coalesce(d.token IS NOT NULL AND d.expires > at, false);
-			EXIT WHEN FOUND AND NOT (held AND d.token = t AND op IN ('N', 'R')); -- it was granted just now
-			IF NOT FOUND THEN
-				EXIT WHEN op IN ('N', 'R') OR op = 'C' AND NOT EXISTS (SELECT FROM dlock_queue q WHERE q.key = k);
-				INSERT INTO dlock VALUES (k, NULL, at, at, dlock_us(at), at::date) ON CONFLICT DO NOTHING;
-			END IF;
+			EXIT WHEN FOUND OR op IN ('N', 'R') OR op = 'C' AND NOT EXISTS (SELECT FROM dlock_queue q WHERE q.key = k);
+			INSERT INTO dlock VALUES (k, NULL, at, at, dlock_us(at), at::date) ON CONFLICT DO NOTHING;
 		END LOOP;
-		fence := 0;
-		IF clean > chance AND op IN ('A', 'Q') THEN -- if the last key is never new, others may be
+		IF clean > chance AND op IN ('A', 'Q') THEN
 			PERFORM dlock_clean(at, greatest(clean, 32), k);
+		END IF;
+		IF d.key IS NULL AND op IN ('A', 'Q') THEN
+			verdict := 1;
+			fence := dlock_us(at);
+			RETURN;
+		END IF;
+		held := coalesce(d.token IS NOT NULL AND d.expires > at, false);
+		IF held AND d.token = t AND op IN ('N', 'R') THEN
+			verdict := 1;
+			UPDATE dlock SET token = CASE op WHEN 'N' THEN t END, expires = CASE op WHEN 'N' THEN greatest(expires, at + lease) ELSE at END
+			WHERE key = k;
+			IF op = 'N' OR NOT EXISTS (SELECT FROM dlock_queue q WHERE q.key = k) THEN
+				RETURN;
+			END IF;
+			held := false;
 		END IF;
 		IF op = 'R' THEN
 			DELETE FROM dlock_queue q WHERE q.key = k AND q.token = t;
