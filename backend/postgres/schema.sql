@@ -142,12 +142,12 @@ BEGIN
 				WHERE NOT EXISTS (SELECT FROM dlock_queue q WHERE q.key = k) ON CONFLICT DO NOTHING;
 				fence := dlock_us(at);
 			ELSE -- and a lease that has not ended
-				IF op = 'N' THEN -- an UPDATE that has waited for a lock does not look at the clock again
-					PERFORM FROM dlock WHERE key = k FOR UPDATE;
-				END IF;
-				UPDATE dlock SET token = CASE op WHEN 'N' THEN t END,
-					expires = CASE op WHEN 'N' THEN greatest(expires, clock_timestamp() + lease) ELSE clock_timestamp() END
-				WHERE op IN ('N', 'R') AND key = k AND token = t AND expires > clock_timestamp();
+				WITH locked AS ( -- a condition on the row itself, or in a subquery, is from before the wait for its lock
+					SELECT o.expires FROM dlock o WHERE op IN ('N', 'R') AND o.key = k AND o.token = t FOR UPDATE
+				)
+				UPDATE dlock AS l SET token = CASE op WHEN 'N' THEN t END,
+					expires = CASE op WHEN 'N' THEN greatest(l.expires, clock_timestamp() + lease) ELSE clock_timestamp() END
+				FROM locked WHERE l.key = k AND locked.expires > clock_timestamp();
 			END IF;
 			IF FOUND THEN
 				verdict := 1;
