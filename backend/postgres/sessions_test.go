@@ -131,20 +131,6 @@ func blocked(t *testing.T, p *pgxpool.Pool, key string, f func() error, then fun
 	return <-done
 }
 
-// A renewal that waits for a locked row until the lease has ended does not revive it.
-func TestRenewalWaitsTooLong(t *testing.T) {
-	server := fresh(t)
-	l, p := open(t, server), pool(t, server)
-	a, err := l.TryAcquire(t.Context(), "key", "x", time.Second)
-	require.True(t, a.Acquired && err == nil, "%+v, %v", a, err)
-	var held bool
-	err = blocked(t, p, "key", func() (err error) { held, err = l.Renew(t.Context(), "key", "x", time.Minute); return err }, func(do func(string)) {
-		do("SELECT pg_sleep(0.01 + extract(epoch FROM expires - clock_timestamp())) FROM dlock")
-	})
-	require.NoError(t, err)
-	require.False(t, held)
-}
-
 // A session that made its plans while the tables were small reads no table from end to end.
 func TestPlansForGrowth(t *testing.T) {
 	server := fresh(t)
