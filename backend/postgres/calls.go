@@ -158,6 +158,9 @@ const (
 // needed says which form the server asks for with an error before it has done anything.
 var needed = map[string]form{"26000": unprepared, "42P05": unprepared, "DL001": transaction}
 
+// begin has the server end the session if this host is lost before it commits: nobody else would soon unlock the rows.
+const begin = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '3s'"
+
 func (f form) query(ctx context.Context, c *pgx.Conn, sql string, scan func(pgx.Rows) error, args []any) error {
 	run := func(query func(context.Context, string, ...any) (pgx.Rows, error)) error {
 		if f&unprepared != 0 { // and answers in binary: text depends on bytea_output
@@ -174,7 +177,7 @@ func (f form) query(ctx context.Context, c *pgx.Conn, sql string, scan func(pgx.
 		all.Queue("COMMIT")
 		return c.SendBatch(ctx, &all).Close()
 	case transaction | unprepared: // pgx prepares batches
-		return pgx.BeginTxFunc(ctx, c, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error { return run(tx.Query) })
+		return pgx.BeginTxFunc(ctx, c, pgx.TxOptions{BeginQuery: begin}, func(tx pgx.Tx) error { return run(tx.Query) })
 	}
 	return run(c.Query)
 }

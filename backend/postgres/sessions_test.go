@@ -5,6 +5,7 @@ package postgres_test
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -286,6 +287,54 @@ func TestModes(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A paused host stops before it commits.
+type pausedHost struct{ paused, resumed chan struct{} }
+
+func (h pausedHost) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	if q.SQL == "commit" {
+		select {
+		case h.paused <- struct{}{}:
+			<-h.resumed
+		case <-h.resumed:
+		}
+	}
+	return ctx
+}
+
+func (pausedHost) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// A host that is lost before it commits leaves no key locked for long.
+func TestHostIsLostInTransaction(t *testing.T) {
+	server := fresh(t)
+	h := pausedHost{make(chan struct{}), make(chan struct{})}
+	resume := sync.OnceFunc(func() { close(h.resumed) })
+	defer resume()
+	l := tuned(t, server, func(c *pgxpool.Config) {
+		c.MaxConns = 1
+		c.ConnConfig.Tracer = h
+		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "repeatable read"
+		c.PrepareConn = func(ctx context.Context, c *pgx.Conn) (bool, error) {
+			_, err := c.Exec(ctx, "DEALLOCATE ALL")
+			return true, err
+		}
+	})
+	done := make(chan error, 1)
+	go func() {
+		for err := error(nil); err == nil; { // the second call shows the pooler
+			_, err = l.TryAcquire(t.Context(), "key", "x", time.Minute)
+			done <- err
+		}
+	}()
+	require.NoError(t, <-done)
+	<-h.paused
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	held, err := open(t, server).Release(ctx, "key", "x")
+	require.True(t, held && err == nil, "%v, %v", held, err)
+	resume()
+	require.Error(t, <-done)
 }
 
 // With a new session that listens, the dead go, but for those that another session has locked.
