@@ -5,6 +5,7 @@ package postgres_test
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -279,8 +280,11 @@ type pausedHost struct{ paused, resumed chan struct{} }
 
 func (h pausedHost) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
 	if q.SQL == "commit" {
-		h.paused <- struct{}{}
-		<-h.resumed
+		select {
+		case h.paused <- struct{}{}:
+			<-h.resumed
+		case <-h.resumed:
+		}
 	}
 	return ctx
 }
@@ -291,6 +295,8 @@ func (pausedHost) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndDat
 func TestHostIsLostInTransaction(t *testing.T) {
 	server := fresh(t)
 	h := pausedHost{make(chan struct{}), make(chan struct{})}
+	resume := sync.OnceFunc(func() { close(h.resumed) })
+	defer resume()
 	l := tuned(t, server, func(c *pgxpool.Config) {
 		c.MaxConns = 1
 		c.ConnConfig.Tracer = h
@@ -309,9 +315,11 @@ func TestHostIsLostInTransaction(t *testing.T) {
 	}()
 	require.NoError(t, <-done)
 	<-h.paused
-	held, err := open(t, server).Release(t.Context(), "key", "x")
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	held, err := open(t, server).Release(ctx, "key", "x")
 	require.True(t, held && err == nil, "%v, %v", held, err)
-	close(h.resumed)
+	resume()
 	require.Error(t, <-done)
 }
 
