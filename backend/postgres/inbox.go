@@ -227,7 +227,11 @@ func (p *post) hear() error {
 	}
 	defer c.Close(ctx) // by then, ctx may have ended: the server sees the end of the connection
 	inbox := int64(chance.N(1<<62)) + 1
-	if err := p.greet(ctx, c, channel(inbox)); err != nil {
+	if err = p.greet(ctx, c, channel(inbox)); err == nil {
+		// at another level, what says that it is alive would fail at times, as other sessions say the same
+		_, err = c.Exec(ctx, "SET default_transaction_isolation = 'read committed'")
+	}
+	if err != nil {
 		return err
 	}
 	for first := true; !p.idle(idleAfter); first = false {

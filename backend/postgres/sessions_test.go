@@ -323,6 +323,20 @@ func TestHostIsLostInTransaction(t *testing.T) {
 	require.Error(t, <-done)
 }
 
+// A session that listens is at the level at which its calls never fail for what others do.
+func TestListenerIsReadCommitted(t *testing.T) {
+	server := fresh(t)
+	edit(t, server, `CREATE FUNCTION level() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+		IF current_setting('transaction_isolation') <> 'read committed' THEN RAISE 'another level'; END IF;
+		RETURN NEW; END $$; CREATE TRIGGER level BEFORE INSERT ON dlock_inbox FOR EACH ROW EXECUTE FUNCTION level()`)
+	l, p := tuned(t, server, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable" }), pool(t, server)
+	takes(t, l, "key", "holder")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() { _, _ = l.Acquire(ctx, "key", "waiter", time.Minute) }()
+	require.Eventually(t, func() bool { return scalar[int](t, p, "SELECT count(*) FROM dlock_inbox") == 1 }, 20*time.Second, 10*time.Millisecond)
+}
+
 // With a new session that listens, the dead go, but for those that another session has locked.
 func TestDeadInboxesGo(t *testing.T) {
 	server := fresh(t)
