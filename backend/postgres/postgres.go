@@ -129,16 +129,20 @@ func (l *Locker) CreateTable(ctx context.Context) error {
 	if l.err != nil {
 		return l.err
 	}
-	return l.db.with(ctx, func(c *pgx.Conn) error {
-		var exists bool
-		err := c.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL", pgx.QueryExecModeExec, l.rename("dlock")).Scan(&exists)
-		if err == nil && !exists {
-			_, err = c.Exec(ctx, createLock+l.Schema(), pgx.QueryExecModeSimpleProtocol)
+	return l.db.with(ctx, func(c *pgx.Conn) (failed error) {
+		for {
+			var exists bool
+			err := c.QueryRow(ctx, "SELECT to_regclass($1) IS NOT NULL", pgx.QueryExecModeExec, l.rename("dlock")).Scan(&exists)
+			switch {
+			case err != nil || exists:
+				return err
+			case failed != nil:
+				return failed
+			}
+			if _, failed = c.Exec(ctx, createLock+l.Schema(), pgx.QueryExecModeSimpleProtocol); code(failed) != "42P07" {
+				return failed
+			} // else another may have created it meanwhile
 		}
-		if code(err) == "42P07" { // another has created it meanwhile
-			return nil
-		}
-		return err
 	})
 }
 

@@ -223,6 +223,13 @@ func TestTableNames(t *testing.T) {
 	}
 }
 
+// CreateTable does not take a part of the schema for the whole.
+func TestPartOfTheSchema(t *testing.T) {
+	server := fresh(t)
+	edit(t, server, "DROP TABLE dlock CASCADE")
+	require.ErrorContains(t, open(t, server).CreateTable(t.Context()), "dlock_queue")
+}
+
 // A database/sql is as good.
 func TestSQL(t *testing.T) {
 	server := fresh(t)
