@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"github.com/dlock-go/dlock/benchmarks/internal/figures"
 )
 
 // A tenure is one hold of a lock. Its instants are nanoseconds of the machine's clock, so those
@@ -46,7 +48,7 @@ func cycle(all []tenure) time.Duration {
 	for i := 1; i < len(all); i++ {
 		took = append(took, time.Duration(all[i].Asked-all[i-1].Asked))
 	}
-	return median(took)
+	return figures.Median(took)
 }
 
 func total(all []float64) (sum float64) {
@@ -67,19 +69,3 @@ func jain(all []float64) float64 {
 	}
 	return sum * sum / (float64(len(all)) * squares)
 }
-
-// quantile returns the element of sorted below which the share q lies.
-func quantile[T any](sorted []T, q float64) (x T) {
-	if len(sorted) == 0 {
-		return x
-	}
-	return sorted[min(len(sorted)-1, int(float64(len(sorted))*q))]
-}
-
-// median sorts all.
-func median[T cmp.Ordered](all []T) T {
-	slices.Sort(all)
-	return quantile(all, 0.5)
-}
-
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 	"github.com/stretchr/testify/require"
 
+	"github.com/dlock-go/dlock/benchmarks/internal/figures"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
 
@@ -33,17 +34,19 @@ func TestMeasure(t *testing.T) {
 	require.True(t, ok, "-measure %s", *measure)
 	m, failed := run(t.Context(), t, all())
 	m.Command = "go test -C benchmarks/peers -timeout 1h -run TestMeasure -measure " + *measure
-	require.NoError(t, m.save(*measure+".json"))
-	page, err := redrawn(*measure)
+	require.NoError(t, m.Save(*measure+".json"))
+	page, _, err := performance.Redrawn(*measure)
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(performance, []byte(page), 0o644))
+	require.NoError(t, performance.Write(page))
 	require.NoError(t, failed)
 }
 
 // run measures all contestants in all scenarios, in rounds. The error says which turns failed.
-func run(ctx context.Context, t testing.TB, all []scenario) (m *measurement, failed error) {
+func run(ctx context.Context, t testing.TB, all []scenario) (m *figures.Measurement, failed error) {
 	b := startBench(t, all)
-	m = describe(b.one[0])
+	info, _ := b.one[0].Do("INFO", "server")
+	text, _ := info.(string)
+	m = figures.Describe(text)
 	begun := time.Now()
 	for round := range 3 {
 		for _, s := range all {
@@ -53,14 +56,14 @@ func run(ctx context.Context, t testing.TB, all []scenario) (m *measurement, fai
 			fmt.Fprintf(os.Stderr, "%s %s\n", time.Now().Format(time.TimeOnly), s.name)
 			for i := range s.among {
 				c := s.among[(i+round)%len(s.among)]
-				if err := b.measure(ctx, s, c, m.of(s.name, c.id())); err != nil {
+				if err := b.measure(ctx, s, c, m.Of(s.name, c.id())); err != nil {
 					failed = errors.Join(failed, fmt.Errorf("%s of %s: %w", s.name, c.id(), err))
 				}
 			}
 		}
 	}
 	m.Took = time.Since(begun).Round(time.Second).String()
-	m.finish()
+	m.Finish()
 	return m, failed
 }
 

@@ -2,7 +2,6 @@ package peers
 
 import (
 	"flag"
-	"math"
 	"os"
 	"regexp"
 	"slices"
@@ -11,6 +10,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/dlock-go/dlock/benchmarks/internal/figures"
 )
 
 // TestShortRun measures in all scenarios, on a real server.
@@ -32,7 +33,7 @@ func testShortRun(t *testing.T, all []scenario) {
 	require.NoError(t, err)
 	for _, s := range all {
 		for _, c := range s.among {
-			r := m.find(s.name, c.id())
+			r := m.Find(s.name, c.id())
 			require.NotNil(t, r, "%s: %s", s.name, c.id())
 			require.NotEmpty(t, r.Figures, "%s: %s", s.name, c.id())
 			require.Zero(t, slices.Max(append(r.Figures["lost"], 0)), "%s: %s has lost leases", s.name, c.id())
@@ -48,7 +49,7 @@ func TestDelay(t *testing.T) {
 	m, err := run(t.Context(), t, []scenario{s})
 	require.NoError(t, err)
 	for _, r := range m.Results {
-		require.Greater(t, r.figure("p50 µs"), float64(rtt.Microseconds())*0.99, "%s: an acquisition is a round trip", r.Contestant)
+		require.Greater(t, r.Figure("p50 µs"), float64(rtt.Microseconds())*0.99, "%s: an acquisition is a round trip", r.Contestant)
 	}
 }
 
@@ -56,13 +57,13 @@ var update = flag.Bool("update", false, "write the tables of the page")
 
 // TestPage: the tables are those of the last measurements.
 func TestPage(t *testing.T) {
-	want, err := redrawn("")
+	want, drawn, err := performance.Redrawn("")
 	require.NoError(t, err)
-	require.Len(t, tables.FindAllString(want, -1), 9)
+	require.Equal(t, 9, drawn)
 	if *update {
-		require.NoError(t, os.WriteFile(performance, []byte(want), 0o644))
+		require.NoError(t, performance.Write(want))
 	}
-	got, err := os.ReadFile(performance)
+	got, err := os.ReadFile(performance.Path)
 	require.NoError(t, err)
 	require.Equal(t, want, string(got), "go test -run TestPage -update writes the page")
 }
@@ -93,38 +94,22 @@ func TestContend(t *testing.T) {
 	assert.Equal(t, []time.Duration{ms(2)}, gaps, "only one since 20 ms, from one who held before")
 }
 
-func TestFigures(t *testing.T) {
+func TestJain(t *testing.T) {
 	assert.Equal(t, 1.0, jain([]float64{7, 7, 7}))
 	assert.Equal(t, 0.25, jain([]float64{0, 9, 0, 0}))
 	assert.Zero(t, jain([]float64{0, 0}))
-
-	all := make([]int, 200)
-	for i := range all {
-		all[i] = i
-	}
-	for q, want := range map[float64]int{0: 0, 0.5: 100, 0.99: 198, 1: 199} {
-		assert.Equal(t, want, quantile(all, q))
-	}
-	assert.Zero(t, quantile([]int(nil), 0.5))
-	assert.Equal(t, 2, median([]int{3, 1, 2}))
-
-	for x, want := range map[float64]string{
-		0: "0", 0.001: "0", 0.0523: "0.052", 0.2: "0.2", 1: "1", 1.26: "1.3", 9.96: "10", 999: "999", 1234: "1,234", 1e6: "1,000,000", -3: "0", math.NaN(): "–",
-	} {
-		assert.Equal(t, want, human(x), x)
-	}
 }
 
 // TestRatios: a ratio is to the bare client or to the best other library, on the same client.
 func TestRatios(t *testing.T) {
-	m := new(measurement)
+	m := new(figures.Measurement)
 	for id, x := range map[string][2]float64{
 		"bare (go-redis)": {40, 20}, "redsync (go-redis)": {20, 25}, "redislock (go-redis)": {32, 30}, "redsync (redigo)": {99, 1}, "dlock (go-redis)": {48, 10},
 	} {
-		m.of("orders", id).Figures = map[string][]float64{"rate": {x[0]}, "server µs": {x[1]}}
+		m.Of("orders", id).Figures = map[string][]float64{"rate": {x[0]}, "server µs": {x[1]}}
 	}
-	r := m.find("orders", "dlock (go-redis)")
+	r := m.Find("orders", "dlock (go-redis)")
 	for name, want := range map[string]string{"rate / bare": "1.20", "rate / best": "1.50", "server µs / bare": "0.50", "server µs / best": "0.40", "keys / bare": "–"} {
-		assert.Equal(t, want, m.cell(r, name), name)
+		assert.Equal(t, want, ratio(m, r, name), name)
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	goredislib "github.com/redis/go-redis/v9"
 
+	"github.com/dlock-go/dlock/benchmarks/internal/figures"
 	"github.com/dlock-go/dlock/internal/faultproxy"
 	"github.com/dlock-go/dlock/internal/redistest"
 )
@@ -24,7 +25,7 @@ import (
 type turn struct {
 	scenario
 	of      contestant
-	result  *result
+	result  *figures.Result
 	servers []*redistest.Server
 	addrs   []string
 	ping    *goredislib.Client
@@ -50,7 +51,7 @@ type worker struct {
 }
 
 // measure makes one turn, and adds what it shows to r.
-func (b bench) measure(ctx context.Context, s scenario, c contestant, r *result) error {
+func (b bench) measure(ctx context.Context, s scenario, c contestant, r *figures.Result) error {
 	ctx, cancel := context.WithTimeout(ctx, s.window+30*time.Second) // with the start and the end of its processes
 	defer cancel()
 	t := &turn{scenario: s, of: c, result: r, servers: b.servers(s)}
@@ -192,7 +193,7 @@ func (t *turn) watch(ctx context.Context) load {
 	until := time.Now()
 	after := t.used()
 	return load{
-		from: from.UnixNano(), until: until.UnixNano(), rtt: median(trips), cpu: after.cpu - before.cpu,
+		from: from.UnixNano(), until: until.UnixNano(), rtt: figures.Median(trips), cpu: after.cpu - before.cpu,
 		commands: after.commands - before.commands - float64(len(trips)+len(t.servers)), // without those of this function
 	}
 }
@@ -206,7 +207,7 @@ func (t *turn) used() (l load) {
 		}
 		info, _ := reply.(string)
 		number := func(name string) float64 {
-			x, _ := strconv.ParseFloat(fieldOf(info, name), 64)
+			x, _ := strconv.ParseFloat(figures.Field(info, name), 64)
 			return x
 		}
 		l.commands += number("total_commands_processed")
@@ -242,10 +243,10 @@ func (t *turn) cycles(ctx context.Context) {
 		return
 	}
 	if t.n == 1 {
-		t.note("p50 ms", milliseconds(cycle(r.Tenures)))
+		t.note("p50 ms", figures.Milliseconds(cycle(r.Tenures)))
 	}
-	t.note("p50 µs", 1000*milliseconds(median(waits)))
-	t.note("p99 µs", 1000*milliseconds(quantile(waits, 0.99)))
+	t.note("p50 µs", 1000*figures.Milliseconds(figures.Median(waits)))
+	t.note("p99 µs", 1000*figures.Milliseconds(figures.Quantile(waits, 0.99)))
 	t.note("commands", l.commands/n)
 	t.note("server µs", float64(l.cpu.Microseconds())/n)
 	t.note("client µs", float64(r.CPU.Microseconds())/float64(len(r.Tenures)))
@@ -274,7 +275,7 @@ func (t *turn) crowd(ctx context.Context) {
 func (t *turn) contended(ctx context.Context, jobs ...job) {
 	r, l := t.together(ctx, jobs...)
 	served, gaps, waits := contend(r.Tenures, t.n, l.from, l.until)
-	t.result.waits = append(t.result.waits, waits...)
+	t.result.Waits = append(t.result.Waits, waits...)
 	handovers := float64(len(gaps))
 	average := max(total(served), 1) / float64(t.n)
 	t.note("rate", handovers/l.seconds())
@@ -282,7 +283,7 @@ func (t *turn) contended(ctx context.Context, jobs ...job) {
 	t.note("least", 100*slices.Min(served)/average)
 	t.note("most", 100*slices.Max(served)/average)
 	if handovers > 0 {
-		t.note("gap trips", float64(median(gaps))/float64(l.rtt))
+		t.note("gap trips", float64(figures.Median(gaps))/float64(l.rtt))
 		t.note("commands", l.commands/handovers)
 	}
 }
