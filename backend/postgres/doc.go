@@ -67,9 +67,11 @@
 // calls the function of [WithInboxError] once. A Client counts such waits, and its Observer hears of each. The queue works
 // on. Behind PgBouncer older than 1.21, statements are not prepared, which the Locker finds out, too.
 //
-// In PostgreSQL, transactions that notify commit one after the other. That limits handovers to waiters, not calls without
-// waiters, which notify nobody. If a session that listens sits in a transaction until the queue of NOTIFY is nearly full, a
-// release notifies nobody, either: the waiter finds that it has the key within about two seconds.
+// In PostgreSQL, transactions that notify commit one after the other, each with its own write to the disk and its own wait for a
+// synchronous standby. All statements of a server that hand over a key share that limit: together, they commit as often as one session
+// can. Other transactions, and calls that find no waiter, do not wait for them. The page docs/performance.md has figures. If a
+// session that listens sits in a transaction until the queue of NOTIFY is nearly full, a release notifies nobody: the waiter finds
+// that it has the key within about two seconds.
 //
 // # What survives what
 //
