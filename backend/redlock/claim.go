@@ -14,6 +14,8 @@ type claim struct {
 	until     time.Time // it is remembered until then; guarded by claims.mu
 	releases  atomic.Int64
 	releasing chan struct{} // taken by a Release until it is decided
+	renewing  atomic.Int64  // renewals that are not decided yet
+	losses    atomic.Int64  // renewals that have found the lease lost
 	nodes     []nodeClaim
 
 	// Guarded by claims.mu:
@@ -23,6 +25,9 @@ type claim struct {
 }
 
 type id struct{ key, token string }
+
+// ends is how often the lease was released, or found lost.
+func (c *claim) ends() int64 { return c.releases.Load() + c.losses.Load() }
 
 // A nodeClaim is a claim at one node. Whoever sends a request of the token to the node holds mu until
 // that has been answered or has failed.

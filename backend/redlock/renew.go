@@ -36,12 +36,12 @@ func (l *Locker) RenewBatch(ctx context.Context, batch []dlock.Renewal) ([]dlock
 
 // A renewal is one RenewBatch.
 type renewal struct {
-	l        *Locker
-	batch    []dlock.Renewal // without the invalid ones
-	claims   []*claim
-	released []int64 // claim.releases at the begin, by element
-	begun    time.Time
-	answers  [][]answer[bool] // by element and node; what has been tallied
+	l       *Locker
+	batch   []dlock.Renewal // without the invalid ones
+	claims  []*claim
+	ends    []int64 // claim.ends at the begin, by element
+	begun   time.Time
+	answers [][]answer[bool] // by element and node; what has been tallied
 
 	decided   []bool // by element
 	held      []bool
@@ -67,7 +67,8 @@ func (l *Locker) renew(ctx context.Context, all []dlock.Renewal) ([]dlock.RenewR
 		at[i] = len(r.batch)
 		first[id{e.Key, e.Token}] = at[i]
 		c := l.claims.get(e.Key, e.Token)
-		r.batch, r.claims, r.released = append(r.batch, e), append(r.claims, c), append(r.released, c.releases.Load())
+		c.renewing.Add(1)
+		r.batch, r.claims, r.ends = append(r.batch, e), append(r.claims, c), append(r.ends, c.ends())
 	}
 	if len(r.batch) == 0 {
 		return results, nil
@@ -195,13 +196,18 @@ func (r *renewal) add(node int, answers []answer[bool]) {
 		if held, decided := r.l.tally(r.answers[i]); decided {
 			r.decided[i], r.held[i] = true, held
 			r.undecided--
+			if !held {
+				r.claims[i].losses.Add(1)
+			}
+			r.claims[i].renewing.Add(-1)
 		}
 	}
 }
 
 // heal makes nodes vote again that have lacked a lease for a quarter of its TTL. A lease that was
 // released through another client may still be held by some nodes for a moment, and must not
-// be made whole then. Nor must one that may have ended meanwhile. These votes count from the next
+// be made whole then. Nor must one that may have ended meanwhile, or that a later renewal finds lost:
+// with the vote it might hold the key again, for nobody. These votes count from the next
 // renewal on. Where a waiter has the vote, the holder stands in front of the queue: see
 // [wait.judge].
 func (r *renewal) heal(answers []answer[[]answer[bool]]) {
@@ -216,7 +222,10 @@ func (r *renewal) heal(answers []answer[[]answer[bool]]) {
 			r.healAt(node, lacking)
 		}
 	}
-	for _, c := range r.claims {
+	for i, c := range r.claims {
+		if !r.decided[i] {
+			c.renewing.Add(-1)
+		}
 		r.l.claims.put(c)
 	}
 }
@@ -253,7 +262,7 @@ func (r *renewal) healOne(node, i int) {
 			s.mu.Unlock()
 		}
 	}()
-	if s.lacks.IsZero() || time.Since(s.lacks) < e.TTL/4 || time.Since(r.begun) > e.TTL/2 || c.releases.Load() != r.released[i] || !s.useLocked() {
+	if s.lacks.IsZero() || time.Since(s.lacks) < e.TTL/4 || time.Since(r.begun) > e.TTL/2 || c.renewing.Load() > 0 || c.ends() != r.ends[i] || !s.useLocked() {
 		return
 	}
 	floor := r.l.floor()

@@ -513,6 +513,17 @@ func TestRenewalsAndReleases(t *testing.T) {
 				b.renews("x", ttl)
 			}
 		},
+		// A renewal has been decided, but a node has not answered. Meanwhile the lease is lost, and the next renewal says so.
+		"a lost lease is not made whole": func(b *bench) {
+			b.losesVotes(ttl, nil)
+			time.Sleep(2 * time.Second)
+			require.False(b, b.hold(4).Held)
+		},
+		// The same, but the next renewal is not decided yet when the node answers.
+		"a lease that may be lost is not made whole": func(b *bench) {
+			b.losesVotes(ttl, lasts(2*time.Second))
+			require.False(b, b.hold(4).Held)
+		},
 		// It has voted for another.
 		"a lease cannot be made whole at a node without a queue": func(b *bench) {
 			_, err := b.stores[2].Release(b.Context(), "key", "x")
@@ -622,6 +633,38 @@ func TestRenewalsAndReleases(t *testing.T) {
 			require.ErrorContains(b, err, "0 results for 1 renewals")
 		},
 	})
+}
+
+// losesVotes has x hold the key at four of five nodes, and loses two of the votes after a renewal that the fourth node has not
+// answered. The third node answers the next renewal, which is not granted, as meet says.
+func (b *bench) losesVotes(ttl time.Duration, meet tap) {
+	b.stores = newStores(5)
+	var late, lost atomic.Bool
+	nodes := b.nodes()
+	nodes[3] = on(b.stores[3], "Confirm", func(r *request) error {
+		if late.Load() {
+			time.Sleep(time.Second)
+		}
+		return r.make(r.ctx)
+	})
+	nodes[2] = on(b.stores[2], "Confirm", func(r *request) error {
+		if lost.Load() && meet != nil {
+			return meet(r)
+		}
+		return r.make(r.ctx)
+	})
+	b.open(nodes)
+	b.takes("x", ttl)
+	b.stores[4].Expire("key")
+	b.renews("x", ttl)
+	time.Sleep(ttl / 4)
+	late.Store(true)
+	b.renews("x", ttl)
+	b.stores[1].Expire("key")
+	b.stores[2].Expire("key")
+	lost.Store(true)
+	held, err := b.Renew(b.Context(), "key", "x", ttl)
+	require.True(b, !held && err == nil, "%v, %v", held, err)
 }
 
 const (
