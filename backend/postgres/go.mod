@@ -1,11 +1,10 @@
-// Not released: this module is for a clone of the repository.
 module github.com/dlock-go/dlock/backend/postgres
 
 go 1.26.0
 
 require (
 	github.com/dlock-go/dlock v0.1.0
-	github.com/jackc/pgx/v5 v5.12.0
+	github.com/jackc/pgx/v5 v5.13.0
 	github.com/jackc/puddle/v2 v2.2.3
 	github.com/stretchr/testify v1.11.1
 )
