@@ -21,9 +21,10 @@
 // [Locker.CreateTable]. [Locker.Schema] returns it for other names.
 //
 // Table dlock has a row for each key: the holder's token, the end of the lease, and the fence of the latest grant. Keys and
-// tokens are bytea, which is compared byte by byte. The token of a waiter has at most 1,024 bytes. A row stays when its lease has ended, to remember the fence. Statements
-// that create rows delete others, about two for each, that nobody has used since the day before yesterday. So the table has
-// the keys of about two days, and nobody has to clean it.
+// tokens are bytea, which is compared byte by byte. A key has at most 1,024 bytes, and so has the token of a waiter. A row
+// stays when its lease has ended, to remember the fence. Statements that ask for keys delete rows, about two for each key,
+// that nobody has taken since the day before yesterday. So the table has the keys of about two days, and nobody has to clean
+// it.
 //
 // Table dlock_queue has a row for each waiter, and dlock_inbox one for each process that waits. No index has a column
 // that changes between two grants of a day, so updates are HOT: with a fillfactor of 50, a page is cleaned when it is
@@ -37,27 +38,30 @@
 //
 // Each call is one statement that commits by itself, so no state of a session is lost between two. Calls that are made
 // at the same time travel together in one statement, over two connections of the pool: many callers share a commit. A set is a
-// statement of its own. TTLs are relative, and all times are clock_timestamp() of the server, after the row is locked.
+// statement of its own. TTLs are relative, and all times are clock_timestamp() of the server. What changes a row reads the
+// clock after it has locked the row.
 //
 // Statements lock the rows of keys in the order of the keys, so there are no deadlocks between them. They run as READ
 // COMMITTED. If default_transaction_isolation is another level, the Locker begins a transaction for each statement, in the same
 // round trip; behind a pooler that forgets prepared statements, that takes three.
 //
 // After an error with an SQLSTATE and the severity ERROR, the server has rolled the statement back, so it matches
-// [dlock.NoEffectError]: 55P03 after lock_timeout, 57014 after statement_timeout, 40P01, 53300, and those for missing rights or
-// tables. The exceptions are class 08 and 40003. With the severity FATAL or PANIC the session has ended, and the outcome is unknown, as
-// after a connection that broke. If ctx ends during a call, pgx closes the connection.
+// [dlock.NoEffectError]: 55P03 after lock_timeout, 57014 after statement_timeout, 40P01, and those for missing rights or
+// tables. The exceptions are class 08 and 40003. An error while a connection is opened, such as 53300, matches it, too: nothing
+// was sent. With the severity FATAL or PANIC the session has ended, and the outcome is unknown, as after a connection that
+// broke, and after a ctx that ended before the answer. If that call travels alone, pgx closes its connection.
 //
-// A standby, and a server with default_transaction_read_only, refuse with 25006, and nothing happens. The connection is
-// then closed, so that the pool dials again: with several hosts and target_session_attrs=read-write in the URL, it finds
-// the new primary.
+// A standby refuses all calls with 25006, and a server with default_transaction_read_only those that write. Nothing happens.
+// The connection is then closed, so that the pool dials again: with several hosts and target_session_attrs=read-write in the
+// URL, it finds the new primary.
 //
 // # Waiting
 //
 // While something waits, the Locker has one connection that is not of the pool. It listens to a channel of its own, says
 // every two seconds that it is alive, and holds an advisory lock with a random number. A waiter whose process has not said
-// so for five seconds, or whose session has ended, is skipped. The connection is closed when nothing has waited for ten
-// seconds.
+// so for five seconds, or whose session has ended, gets no notification. The key is reserved for it if the last call that
+// wrote its row is less than two seconds old, and less than its TTL. Otherwise it is skipped. The connection is closed when
+// nothing has waited for ten seconds.
 //
 // Each waiter also looks every two seconds, and when the holder's lease ends: a notification that is lost costs no more
 // than that. Without the connection, the first waiter asks every 100 ms, the second every 200 ms, and those from the fourth on
@@ -87,5 +91,6 @@
 // A user needs USAGE on the schema, SELECT, INSERT, UPDATE and DELETE on the three tables, and EXECUTE on the functions, which
 // is granted to all by default. LISTEN and pg_notify need no right, so users of the database can forge a notification.
 //
-// It is tested with PostgreSQL 15, and uses nothing that is newer than 9.6.
+// It is tested with PostgreSQL 15, and uses nothing that is newer than 11. It requires pgx 5.13.0: older releases can report a
+// call whose answer was lost as one that was not sent, in a transaction and in the simple protocol.
 package postgres

@@ -37,6 +37,9 @@ func (d deaf) dial(ctx context.Context) (*pgx.Conn, error) {
 	return c, err
 }
 
+// Unprepared has a Locker prepare no statements, as behind some poolers.
+func Unprepared(l *Locker) { l.form.Store(int32(unprepared)) }
+
 // Attempts makes attempts in one statement.
 func Attempts(l *Locker, keys ...string) error {
 	calls, results := make([]call, len(keys)), make([]result, len(keys))

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -309,25 +310,40 @@ func TestTimeGoesOnWhileAStatementWaits(t *testing.T) {
 	}
 }
 
-// A statement whose answer is lost is not sent again by anybody: the caller hears that the outcome is unknown.
+// A statement whose answer is lost is not sent again by anybody: the caller hears that the outcome is unknown. So it is if the
+// answer to COMMIT is lost.
 func TestNothingIsSentTwice(t *testing.T) {
-	server := fresh(t)
-	way, p := proxy(t, server), pool(t, server)
-	l := open(t, way.Addr())
-	edit(t, server, "CREATE TABLE writes (n int); CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO writes VALUES (1); RETURN NULL; END'")
-	edit(t, server, "CREATE TRIGGER note AFTER INSERT OR UPDATE ON dlock FOR EACH ROW EXECUTE FUNCTION note()")
-	for i, call := range []func() (bool, error){
-		func() (bool, error) {
-			a, err := l.TryAcquire(t.Context(), "sole", "x", time.Minute)
-			return a.Acquired, err
-		},
-		func() (bool, error) { return l.Renew(t.Context(), "sole", "x", time.Hour) },
-		func() (bool, error) { return l.Release(t.Context(), "sole", "x") },
+	for name, of := range map[string]struct {
+		lost string // the answer to this
+		tune func(*pgxpool.Config)
+	}{
+		"one statement":   {"sole", func(*pgxpool.Config) {}},
+		"simple protocol": {"dlock_call", func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol }},
+		"a transaction":   {"commit", func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable" }},
 	} {
-		way.DropReply(faultproxy.Contains("sole"), faultproxy.Cut)
-		_, err := call()
-		require.Error(t, err)
-		require.False(t, dlock.NoEffect(err), "%v", err)
-		require.Equal(t, i+1, scalar[int](t, p, "SELECT count(*) FROM writes"))
+		t.Run(name, func(t *testing.T) {
+			server := fresh(t)
+			way, p := proxy(t, server), pool(t, server)
+			l := tuned(t, way.Addr(), of.tune)
+			if of.lost == "commit" {
+				postgres.Unprepared(l)
+			}
+			edit(t, server, "CREATE TABLE writes (n int); CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO writes VALUES (1); RETURN NULL; END'")
+			edit(t, server, "CREATE TRIGGER note AFTER INSERT OR UPDATE ON dlock FOR EACH ROW EXECUTE FUNCTION note()")
+			for i, call := range []func() (bool, error){
+				func() (bool, error) {
+					a, err := l.TryAcquire(t.Context(), "sole", "x", time.Minute)
+					return a.Acquired, err
+				},
+				func() (bool, error) { return l.Renew(t.Context(), "sole", "x", time.Hour) },
+				func() (bool, error) { return l.Release(t.Context(), "sole", "x") },
+			} {
+				way.DropReply(faultproxy.Contains(of.lost), faultproxy.Cut)
+				_, err := call()
+				require.Error(t, err)
+				require.False(t, dlock.NoEffect(err), "%v", err)
+				require.Equal(t, i+1, scalar[int](t, p, "SELECT count(*) FROM writes"))
+			}
+		})
 	}
 }

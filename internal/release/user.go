@@ -139,6 +139,7 @@ var services = []service{
 	{"backend/goredis", []string{"github.com/redis/go-redis/v9@v9.5.1", "github.com/stretchr/testify@v1.8.4"}, []string{"github.com/redis/go-redis/v9", "github.com/stretchr/testify/require"}},
 	{"backend/redigo", []string{"github.com/gomodule/redigo@v1.8.9", "github.com/stretchr/testify@v1.8.4"}, []string{"github.com/gomodule/redigo/redis", "github.com/stretchr/testify/require"}},
 	{"backend/rueidis", []string{"github.com/redis/rueidis@v1.0.77"}, []string{"github.com/redis/rueidis"}},
+	{"backend/postgres", []string{"github.com/jackc/pgx/v5@v5.13.0"}, []string{"github.com/jackc/pgx/v5/pgxpool", "github.com/jackc/pgx/v5/stdlib"}},
 	{"observe/otel", []string{"go.opentelemetry.io/otel@v1.28.0", "github.com/redis/go-redis/v9@v9.5.1"}, []string{"go.opentelemetry.io/otel/metric", "github.com/redis/go-redis/v9"}},
 	{"integrate/gocron", []string{"github.com/go-co-op/gocron/v2@v2.16.1", "github.com/redis/go-redis/v9@v9.5.1"}, []string{"github.com/go-co-op/gocron/v2", "github.com/redis/go-redis/v9"}},
 }
