@@ -11,7 +11,7 @@ replace (
 require (
 	github.com/dlock-go/dlock v0.1.0
 	github.com/dlock-go/dlock/backend/postgres v0.1.0
-	github.com/jackc/pgx/v5 v5.12.0
+	github.com/jackc/pgx/v5 v5.13.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/stretchr/testify v1.12.1
 	go.etcd.io/etcd/api/v3 v3.7.3
