@@ -136,8 +136,15 @@ func dialSingle(server *sim.Server, refusal sim.Error) *single {
 	s := new(single)
 	s.Conn = sim.Dial(server, func(t sim.Trip) (f sim.Fate) {
 		s.trips++
-		if keys := t.Calls[0].Keys(); refusal != "" && len(keys) > 1 && rediscore.Slot(keys[0]) != rediscore.Slot(keys[1]) {
-			f.Results = slices.Repeat([]rediscore.Result{{Err: refusal}}, len(t.Calls))
+		if refusal == "" {
+			return f
+		}
+		f.Request.Delay = time.Millisecond // so that calls meet
+		f.Results = t.Execute(context.Background(), nil)
+		for i, call := range t.Calls {
+			if keys := call.Keys(); len(keys) > 1 && rediscore.Slot(keys[0]) != rediscore.Slot(keys[1]) {
+				f.Results[i].Err = refusal // in place of the server's
+			}
 		}
 		return f
 	})
