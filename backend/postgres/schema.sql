@@ -2,7 +2,7 @@
 --
 -- Each operation on a key locks its row of dlock first, and looks at the clock and at the queue afterwards: a function
 -- sees what others have committed while it waited. So "it is held" and "nobody waits" are never both true for two
--- operations at the same time. No index has a column that changes, so that updates are HOT.
+-- operations at the same time. No index has a column that changes more than once a day, so that updates are HOT.
 
 CREATE TABLE dlock (
 	key     bytea       PRIMARY KEY,

@@ -150,7 +150,8 @@ func (n *node) seen(ctx context.Context, b quorum.Ballot, asked time.Time, err e
 	return b, err
 }
 
-// sameStore returns an error if two nodes have the same store. One that is unknown is empty. It is a joined error: they may have done what they were asked.
+// sameStore returns an error if two nodes have the same store. One that is unknown is empty. It is a joined error:
+// they may have done what they were asked.
 func (l *Locker) sameStore(store func(int) string) error {
 	for i := range l.nodes {
 		for j := range i {

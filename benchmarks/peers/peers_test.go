@@ -2,7 +2,6 @@ package peers
 
 import (
 	"flag"
-	"os"
 	"regexp"
 	"slices"
 	"testing"
@@ -55,18 +54,7 @@ func TestDelay(t *testing.T) {
 
 var update = flag.Bool("update", false, "write the tables of the page")
 
-// TestPage: the tables are those of the last measurements.
-func TestPage(t *testing.T) {
-	want, drawn, err := performance.Redrawn("")
-	require.NoError(t, err)
-	require.Equal(t, 9, drawn)
-	if *update {
-		require.NoError(t, performance.Write(want))
-	}
-	got, err := os.ReadFile(performance.Path)
-	require.NoError(t, err)
-	require.Equal(t, want, string(got), "go test -run TestPage -update writes the page")
-}
+func TestPage(t *testing.T) { performance.Check(t, 9, *update) }
 
 // at makes a tenure whose instants are in milliseconds.
 func at(who int32, asked, got, done int64) tenure {

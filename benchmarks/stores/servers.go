@@ -43,7 +43,7 @@ func startServers(t testing.TB) (all map[string]server, info string) {
 	require.NoError(t, err)
 	all = map[string]server{"redis": {redis.Addr(), figures.Field(info, "redis_version"), pid}}
 
-	p := server{addr: sqltest.PostgresWith(t, "fsync=on", "max_connections=1200", "authentication_timeout=600", "deadlock_timeout=60s")}
+	p := server{addr: sqltest.Start(t, "fsync=on", "max_connections=1200", "authentication_timeout=600", "deadlock_timeout=60s").Addr}
 	pool, err := dial(t.Context(), p.addr, "on", 1)
 	require.NoError(t, err)
 	defer pool.Close()

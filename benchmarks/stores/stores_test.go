@@ -61,15 +61,4 @@ func TestShortRun(t *testing.T) {
 	}
 }
 
-// TestPage: the tables are those of the last measurement.
-func TestPage(t *testing.T) {
-	want, drawn, err := performance.Redrawn("")
-	require.NoError(t, err)
-	require.Equal(t, 5, drawn)
-	if *update {
-		require.NoError(t, performance.Write(want))
-	}
-	got, err := os.ReadFile(performance.Path)
-	require.NoError(t, err)
-	require.Equal(t, want, string(got), "go test -run TestPage -update writes the page")
-}
+func TestPage(t *testing.T) { performance.Check(t, 5, *update) }

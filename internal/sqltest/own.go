@@ -20,18 +20,18 @@ import (
 type Server struct {
 	Addr string
 
-	t              testing.TB
-	bin, dir, port string
-	ended          chan error // of the process that runs
+	t                     testing.TB
+	bin, dir, port, serve string
+	ended                 chan error // of the process that runs
 }
 
-// Start starts a server. Unless DLOCK_POSTGRES is 1, t is skipped.
-func Start(t testing.TB) *Server {
+// Start starts a server, with settings as in "fsync=on", which is off otherwise. Unless DLOCK_POSTGRES is 1, t is skipped.
+func Start(t testing.TB, settings ...string) *Server {
 	t.Helper()
 	if os.Getenv("DLOCK_POSTGRES") != "1" {
 		t.Skip("it is left out unless DLOCK_POSTGRES=1 is set")
 	}
-	return newServer(t, postgreSQL.install)
+	return newServer(t, postgreSQL.install, settings...)
 }
 
 // Standby starts another server that follows s, which it reaches at an address. Promote with "SELECT pg_promote()".
@@ -45,9 +45,9 @@ func (s *Server) Standby(at string) *Server {
 const attend = `cat >/dev/null; pid=$(head -1 "$1/data/postmaster.pid") && kill -QUIT $pid && pkill -CONT -P $pid; kill -CONT $pid
 while kill -0 $pid; do sleep 0.05; done; rm -rf "$1"`
 
-func newServer(t testing.TB, install string) *Server {
+func newServer(t testing.TB, install string, settings ...string) *Server {
 	t.Helper()
-	s := &Server{t: t}
+	s := &Server{t: t, serve: "exec " + strings.Join(append([]string{postgreSQL.serve}, settings...), " -c ")}
 	bin, err := postgreSQL.bin()
 	s.must(err)
 	claim, port, err := freeport.Claim()
@@ -88,7 +88,7 @@ func (s *Server) Start() {
 	log, err := os.OpenFile(filepath.Join(s.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
 	s.must(err)
 	defer log.Close()
-	cmd := s.command("exec " + postgreSQL.serve)
+	cmd := s.command(s.serve)
 	cmd.Stdout, cmd.Stderr = log, log
 	s.must(cmd.Start())
 	s.ended = make(chan error, 1)

@@ -51,16 +51,6 @@ var (
 // DLOCK_POSTGRES is 1, t is skipped.
 func Postgres(t testing.TB) (addr string) { t.Helper(); return need(t, "DLOCK_POSTGRES", postgres) }
 
-// PostgresWith is Postgres for a server that no other test uses, with settings as in "fsync=on", which is off otherwise.
-func PostgresWith(t testing.TB, settings ...string) (addr string) {
-	t.Helper()
-	d := postgreSQL
-	for _, s := range settings {
-		d.serve += " -c " + s
-	}
-	return need(t, "DLOCK_POSTGRES", d.start)
-}
-
 // MariaDB is Postgres for another server. The variable is DLOCK_MARIADB.
 func MariaDB(t testing.TB) (addr string) { t.Helper(); return need(t, "DLOCK_MARIADB", mariadb) }
 

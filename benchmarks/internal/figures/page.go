@@ -6,6 +6,9 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // A Page is docs/performance.md. It is written by hand, but for its tables of figures. Each follows a comment that names its
@@ -47,6 +50,19 @@ func (p Page) Redrawn(measured string) (page string, drawn int, err error) {
 
 // Write writes the page.
 func (p Page) Write(text string) error { return os.WriteFile(p.Path, []byte(text), 0o644) }
+
+// Check fails t unless the page has so many tables, and they are those of the last measurements. With update, it writes them.
+func (p Page) Check(t testing.TB, tables int, update bool) {
+	want, drawn, err := p.Redrawn("")
+	require.NoError(t, err)
+	require.Equal(t, tables, drawn)
+	if update {
+		require.NoError(t, p.Write(want))
+	}
+	got, err := os.ReadFile(p.Path)
+	require.NoError(t, err)
+	require.Equal(t, want, string(got), "go test -run TestPage -update writes the page")
+}
 
 // marked returns the table of the rest of a mark.
 func (p Page) marked(m *Measurement, mark string) string {
